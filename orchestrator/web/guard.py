@@ -113,7 +113,7 @@ class Guard:
             return PlainTextResponse("a form of another page is not taken", status_code=403)
         if not headers.get("content-length", "0").isdecimal() or int(headers.get("content-length", "0")) > BODY_BYTES:
             return too_large()
-        if request.url.path == LOGIN or self._has_token(request):
+        if request.scope["path"] == LOGIN or self._has_token(request):
             return None
         return Response(self._refused(), status_code=401, media_type="text/html")
 

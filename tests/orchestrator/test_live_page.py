@@ -33,7 +33,7 @@ class Model(torch.nn.Module):
 def get_inputs():
     return [torch.rand(4, 8)]
 """
-PAGES = ("/", "/events", "/compare", "/submit", "/runs/last", "/runs/last/events", "/static/live.js", "/nothing")
+PAGES = ("/login%3Fa", "/login/", "//login", "/", "/events", "/compare", "/submit", "/runs/last", "/runs/last/events", "/static/live.js", "/nothing")
 
 
 @pytest.fixture(scope="module")
