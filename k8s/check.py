@@ -18,7 +18,7 @@ Object = Mapping[str, Any]
 
 COMPONENT = "app.kubernetes.io/component"
 GRPC, HEALTH, METRICS = 50051, 50052, 9090
-PAGE = 8732
+PAGE = 8470
 OTHERS = {"vllm": 8000, "postgres": 5432}
 """Services that are not ours, with their ports."""
 CLIENT = "client"

@@ -73,7 +73,7 @@ def make(orchestrator: Optimization, access: Access) -> Guard:
         TooLarge: lambda *_: too_large(),
     }
     inner = Starlette(routes=routes, exception_handlers=failures)
-    return Guard(inner, access, _headers(), partial(_login_page, is_wrong=False), site.hub.close)
+    return Guard(inner, access, _headers(), lambda again: _login_page(again=again), site.hub.close)
 
 
 def _headers() -> dict[str, str]:
@@ -270,8 +270,8 @@ def _form(form: Form, error: str, status: int) -> Response:
     )
 
 
-def _login_page(*, is_wrong: bool) -> str:
-    return rendering.page("live/login.html", is_wrong=is_wrong)
+def _login_page(*, is_wrong: bool = False, again: str = "") -> str:
+    return rendering.page("live/login.html", is_wrong=is_wrong, again=again)
 
 
 def _failed(status: int, heading: str, _: Request, error: Exception) -> Response:

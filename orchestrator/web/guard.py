@@ -12,7 +12,7 @@ import hmac
 import secrets
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
@@ -80,10 +80,13 @@ class Guard:
         inner: ASGIApp,
         access: Access,
         headers: Mapping[str, str],
-        refused: Callable[[], str],
+        refused: Callable[[str], str],
         close: Callable[[], None],
     ) -> None:
-        """`headers`: of every answer. `refused`: the page for who has no token. `close`: ends what is open."""
+        """`headers`: of every answer. `close`: ends what is open.
+
+        `refused`: the page for who has no token; it leads by itself to the address that it is given, where it is one.
+        """
         self._inner, self._access, self._headers, self._refused, self.close = inner, access, headers, refused, close
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -115,7 +118,7 @@ class Guard:
             return too_large()
         if request.scope["path"] == LOGIN or self._has_token(request):
             return None
-        return Response(self._refused(), status_code=401, media_type="text/html")
+        return Response(self._refused(_once_more(request)), status_code=401, media_type="text/html")
 
     def _is_from_here(self, headers: Headers) -> bool:
         """Whether a form is of a page of ours, as far as the browser says; a program says nothing and has the token."""
@@ -139,6 +142,20 @@ class Guard:
 def too_large() -> Response:
     """The answer to a request that brings too much; the rest of it is not read."""
     return PlainTextResponse(f"at most {BODY_BYTES} bytes can be sent", status_code=413)
+
+
+def _once_more(request: Request) -> str:
+    """The address that was asked for by a link of another site, a dashboard's for example; else empty.
+
+    A browser shows the cookie only to what this page itself leads to, so the page that refuses leads there, once.
+    """
+    headers = request.headers
+    is_link = (
+        headers.get("sec-fetch-site") in ("cross-site", "same-site") and headers.get("sec-fetch-mode") == "navigate"
+    )
+    if not is_link or request.method != "GET" or headers.get("sec-fetch-dest") != "document":
+        return ""
+    return quote("/" + request.scope["path"].lstrip("/\\"), safe="/-._~")
 
 
 def _netloc(origin: str) -> str:

@@ -25,11 +25,11 @@ from warpsmith.sandbox import jail
 if TYPE_CHECKING:
     from orchestrator.web.serving import WebServer
 
-DEFAULT_PLACE = "127.0.0.1:8732"
+DEFAULT_PLACE = "127.0.0.1:8470"
 LIBRARIES = ("starlette", "uvicorn", "python_multipart")
 EXAMPLE = (
     "Example:\n\n  warpsmith web --server runs                    (beside a `warpsmith up` of yours)\n\n"
-    "  ssh -L 8732:127.0.0.1:8732 gpu-machine         (then open the address that it prints)"
+    "  ssh -L 8470:127.0.0.1:8470 gpu-machine         (then open the address that it prints)"
 )
 
 WebListen = Annotated[

@@ -33,7 +33,19 @@ class Model(torch.nn.Module):
 def get_inputs():
     return [torch.rand(4, 8)]
 """
-PAGES = ("/login%3Fa", "/login/", "//login", "/", "/events", "/compare", "/submit", "/runs/last", "/runs/last/events", "/static/live.js", "/nothing")
+PAGES = (
+    "/login%3Fa",
+    "/login/",
+    "//login",
+    "/",
+    "/events",
+    "/compare",
+    "/submit",
+    "/runs/last",
+    "/runs/last/events",
+    "/static/live.js",
+    "/nothing",
+)
 
 
 @pytest.fixture(scope="module")
@@ -103,6 +115,22 @@ def test_a_wrong_token_is_refused(anyone: httpx.Client, given: str) -> None:
     assert "set-cookie" not in answer.headers
 
 
+def test_a_link_of_another_site_is_led_on_once_and_only_to_this_page(
+    anyone: httpx.Client, page: serving.WebServer
+) -> None:
+    link = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "document"}
+    for path, leads_to in (
+        ("/runs/last", "/runs/last"),
+        ("//evil.example/%22%3E%3Cimg%20src=x%3E", "/evil.example/%22%3E%3Cimg%20src%3Dx%3E"),
+        ("/%5Cevil.example", "/evil.example"),
+    ):
+        answer = anyone.get(f"{page.url}{path}", headers=link)
+        assert answer.status_code == 401
+        assert f'content="0; url={leads_to}"' in answer.text
+    for site in ("same-origin", "none"):
+        assert "refresh" not in anyone.get("/runs/last", headers=link | {"Sec-Fetch-Site": site}).text
+
+
 def test_the_token_can_be_typed_in(page: serving.WebServer, anyone: httpx.Client, access: Access) -> None:
     form = {"data": {"token": access.token}, "headers": {"Origin": page.url, "Sec-Fetch-Site": "same-origin"}}
     assert anyone.post("/login", **form).status_code == 303  # type: ignore[arg-type]
@@ -110,7 +138,7 @@ def test_the_token_can_be_typed_in(page: serving.WebServer, anyone: httpx.Client
 
 
 @pytest.mark.parametrize(
-    "host", ["evil.example", "evil.example:8732", "127.0.0.1.evil.example", "", "[::1", "169.254.1.1"]
+    "host", ["evil.example", "evil.example:8470", "127.0.0.1.evil.example", "", "[::1", "169.254.1.1"]
 )
 def test_a_name_that_is_not_the_pages_is_refused(owner: httpx.Client, host: str) -> None:
     assert owner.get("/", headers={"Host": host}).status_code in (400, 421)
