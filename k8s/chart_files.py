@@ -37,13 +37,16 @@ COMPONENTS = {
     "nvidia-runtime": ("gpu-with-vllm", "many-gpus"),
     "mutual-tls": ("gpu", "many-gpus"),
     "token": ("gpu",),
+    "live-page": ("gpu",),
+    "live-page/mutual-tls": ("gpu", "many-gpus", "mutual-tls", "live-page"),
+    "live-page/token": ("gpu", "token", "live-page"),
     "ingress": ("gpu", "token"),
     "ingress-mutual-tls": ("gpu", "token", "ingress"),
     "gateway": ("gpu", "token"),
 }
 """Component → the layers below it that have all that it changes; in the order in which the chart lays them."""
-PARTS = {"pod"}
-"""Components that the base is made with."""
+PARTS = {"pod", "many-gpus/checking"}
+"""Components that the base and others are made with."""
 
 
 class _Path(list[str | int]):

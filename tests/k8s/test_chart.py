@@ -95,7 +95,10 @@ def test_every_component_can_be_had() -> None:
     assert schema["properties"].keys() == values.keys() | {"global"}
     assert schema["properties"]["components"]["properties"].keys() == values["components"].keys()
     by_values_of_their_own = {"many-gpus", "load-model", "token", "ingress", "ingress-mutual-tls", "gateway"}
-    folders = {path.parent.name for path in K8S.glob("components/*/kustomization.yaml")}
+    by_values_of_their_own |= {"live-page/mutual-tls", "live-page/token"}  # where both are
+    folders = {
+        str(path.parent.relative_to(K8S / "components")) for path in K8S.rglob("components/**/kustomization.yaml")
+    }
     assert chart_files.COMPONENTS.keys() == values["components"].keys() | by_values_of_their_own
     assert folders == chart_files.COMPONENTS.keys() | chart_files.PARTS
 

@@ -17,6 +17,11 @@
   {{- if get $on . -}}{{- $layers = append $layers (print "components/" .) -}}{{- end -}}
 {{- end -}}
 {{- if eq (include "warpsmith.asksForToken" .) "yes" -}}{{- $layers = append $layers "components/token" -}}{{- end -}}
+{{- if get $on "live-page" -}}
+  {{- $layers = append $layers "components/live-page" -}}
+  {{- if get $on "mutual-tls" -}}{{- $layers = append $layers "components/live-page/mutual-tls" -}}{{- end -}}
+  {{- if eq (include "warpsmith.asksForToken" .) "yes" -}}{{- $layers = append $layers "components/live-page/token" -}}{{- end -}}
+{{- end -}}
 {{- if .Values.ingress.enabled -}}
   {{- $layers = append $layers "components/ingress" -}}
   {{- if get $on "mutual-tls" -}}{{- $layers = append $layers "components/ingress-mutual-tls" -}}{{- end -}}
