@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import importlib
 import importlib.util
+import os
 import re
 import shutil
 import subprocess
@@ -128,6 +129,7 @@ def test_a_package_answers_by_its_kernels_in_eager_and_as_one_graph(
         compiled = torch.compile(ours, fullgraph=True, backend="aot_eager")
         torch.testing.assert_close(compiled(x), plain(x), rtol=1.6e-2, atol=1e-2)
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path / exported.name / "tests")]
-    ran = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path / exported.name)
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path / exported.name)}
+    ran = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path, env=environment)
     assert ran.returncode == 0, ran.stdout[-3000:]
     assert "skipped" not in ran.stdout
