@@ -17,9 +17,8 @@ import re
 from collections.abc import Mapping, Sequence
 from string import Template
 
-from orchestrator.exports import export, export_module, export_operator, export_package, export_shapes
+from orchestrator.exports import export_module, export_operator, export_package
 from orchestrator.exports.export import ExportedFolder
-from orchestrator.trust import record
 from warpsmith.v1 import run_pb2
 
 _BUILD = Template("""[general]
@@ -146,19 +145,11 @@ _NEEDS = {
 }
 
 
-class HubExporter:
+class HubExporter(export_operator.FolderExporter):
     """A folder for the Kernel Hub."""
 
-    def export(self, run: run_pb2.Run) -> ExportedFolder:
-        """The folder; see `export.Exporter`."""
-        export.require_winner(run)
-        return _folder([run], [record.text(run)])
-
-    def export_several(self, runs: Sequence[run_pb2.Run]) -> ExportedFolder:
-        """The folder with a kernel for the inputs of each; see `export_shapes.SeveralExporter`."""
-        several = export_shapes.alike(runs)
-        export_operator.require_one_schema(several)
-        return _folder(several, [record.text(run) for run in runs])
+    def __init__(self) -> None:
+        super().__init__(_folder)
 
 
 def _folder(runs: Sequence[run_pb2.Run], records: Sequence[str]) -> ExportedFolder:

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from string import Template
 
 from orchestrator.exports import export, export_module, export_shapes, library_steps
-from orchestrator.exports.export import Names
+from orchestrator.exports.export import ExportedFolder, Names
 from orchestrator.exports.export_outputs import outputs
+from orchestrator.trust import record
 from warpsmith.contract import structures
 from warpsmith.contract.structures import OWN_CLASS
 from warpsmith.errors import BadInput
@@ -37,6 +38,25 @@ class Way:
     imports: Sequence[str] = ()
     shared: str = ""
     """Python that stands before the kernels of several runs."""
+
+
+class FolderExporter:
+    """An exporter of a folder around the operator's module, for one run or for several of one module."""
+
+    def __init__(self, write: Callable[[Sequence[run_pb2.Run], Sequence[str]], ExportedFolder]) -> None:
+        """`write`: gives the folder of runs and their records."""
+        self._write = write
+
+    def export(self, run: run_pb2.Run) -> ExportedFolder:
+        """The folder; see `export.Exporter`."""
+        export.require_winner(run)
+        return self._write([run], [record.text(run)])
+
+    def export_several(self, runs: Sequence[run_pb2.Run]) -> ExportedFolder:
+        """The folder with a kernel for the inputs of each; see `export_shapes.SeveralExporter`."""
+        several = export_shapes.alike(runs)
+        require_one_schema(several)
+        return self._write(several, [record.text(run) for run in runs])
 
 
 _WRITES = re.compile(r"\.(?!__)\w+_\.|\.out$|batch_norm(?!\w*no_training)|rrelu_with_noise")

@@ -11,9 +11,8 @@ import re
 from collections.abc import Sequence
 from string import Template
 
-from orchestrator.exports import export, export_module, export_operator, export_shapes
+from orchestrator.exports import export, export_module, export_operator
 from orchestrator.exports.export import ExportedFolder, Names
-from orchestrator.trust import record
 from warpsmith import hardware
 from warpsmith.v1 import run_pb2, task_pb2
 
@@ -171,19 +170,11 @@ $built $kept: `warpsmith verify` judges it again.
 """)
 
 
-class PackageExporter:
+class PackageExporter(export_operator.FolderExporter):
     """A pip-installable package."""
 
-    def export(self, run: run_pb2.Run) -> ExportedFolder:
-        """The folder; see `export.Exporter`."""
-        export.require_winner(run)
-        return _folder([run], [record.text(run)])
-
-    def export_several(self, runs: Sequence[run_pb2.Run]) -> ExportedFolder:
-        """The folder with a kernel for the inputs of each; see `export_shapes.SeveralExporter`."""
-        several = export_shapes.alike(runs)
-        export_operator.require_one_schema(several)
-        return _folder(several, [record.text(run) for run in runs])
+    def __init__(self) -> None:
+        super().__init__(_folder)
 
 
 def _way(operator: str) -> export_operator.Way:

@@ -1,13 +1,16 @@
-"""An ended run, and databases for the archive: SQLite, and a real PostgreSQL of the test's own (marked `postgres`)."""
+"""An ended run; databases for the archive, SQLite and a PostgreSQL of the test's own (marked `postgres`); a browser (marked
+`web`); and what becomes of an exported package."""
 
 from __future__ import annotations
 
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -132,3 +135,52 @@ def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
         return f"sqlite:///{tmp_path / 'warpsmith.sqlite3'}"
     server: PostgreSql = request.getfixturevalue("postgresql")
     return server.url("conformance")
+
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """A Chromium that the machine has."""
+    from playwright.sync_api import sync_playwright  # only tests in a browser need it
+
+    program = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if program is None:
+        pytest.fail("Chromium is missing: make system-deps (as root; on Debian: apt-get install chromium)")
+    with sync_playwright() as playwright:
+        started = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
+        yield started
+        started.close()
+
+
+@pytest.fixture
+def wheel_of(tmp_path: Path) -> Callable[[Path], Path]:
+    """Builds the wheel of a package without a network."""
+
+    def build(package: Path) -> Path:
+        into = tmp_path / "wheels"
+        wheel = ["wheel", "--no-build-isolation", "--no-deps", "--no-index", "-w", str(into), str(package)]
+        subprocess.run([sys.executable, "-m", "pip", "-q", *wheel], check=True)
+        (made,) = into.glob("*.whl")
+        return made
+
+    return build
+
+
+@pytest.fixture
+def installed(tmp_path: Path, wheel_of: Callable[[Path], Path]) -> Callable[[Path], tuple[Path, str]]:
+    """Installs a package into a clean folder and runs its own tests there: the folder, and what pytest said."""
+
+    def install(package: Path) -> tuple[Path, str]:
+        clean = tmp_path / "clean"
+        into = ["install", "--no-deps", "--no-index", "--target", str(clean), str(wheel_of(package))]
+        subprocess.run([sys.executable, "-m", "pip", "-q", *into], check=True)
+        environment = {"PATH": "/usr/bin:/bin:/usr/local/bin", "XDG_CACHE_HOME": str(tmp_path / "cache")}
+        environment |= {"PYTHONPATH": str(clean), "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "inductor")}
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(package / "tests")]
+        ran = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+        assert ran.returncode == 0, ran.stdout[-3000:]
+        return clean / package.name, ran.stdout
+
+    return install

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import subprocess
 import sys
 import tomllib
 import zipfile
@@ -21,6 +20,7 @@ from warpsmith.errors import BadInput
 from warpsmith.sandbox import private_files
 from warpsmith.v1 import run_pb2
 
+Installed = Callable[[Path], tuple[Path, str]]
 MODULE = """import torch
 
 
@@ -58,32 +58,17 @@ def written(folder: Path, target: str) -> Path:
     return folder / exported.name
 
 
-def wheel_of(package: Path, into: Path) -> Path:
-    """The wheel of a package, built without a network."""
-    wheel = ["wheel", "--no-build-isolation", "--no-deps", "--no-index", "-w", str(into), str(package)]
-    subprocess.run([sys.executable, "-m", "pip", "-q", *wheel], check=True)
-    (made,) = into.glob("*.whl")
-    return made
+def test_a_package_installs_into_a_clean_folder_and_passes_its_own_tests(tmp_path: Path, installed: Installed) -> None:
+    folder, said = installed(written(tmp_path, "cpu"))
+    assert "3 passed" in said
+    assert {"record.json", "kernel.py", "kernel.cpp"} <= {path.name for path in folder.rglob("*")}
 
 
-def test_a_package_installs_into_a_clean_folder_and_passes_its_own_tests(tmp_path: Path) -> None:
-    package = written(tmp_path, "cpu")
-    wheel, clean = wheel_of(package, tmp_path / "wheels"), tmp_path / "clean"
-    install = ["install", "--no-deps", "--no-index", "--target", str(clean), str(wheel)]
-    subprocess.run([sys.executable, "-m", "pip", "-q", *install], check=True)
-    environment = {"PATH": "/usr/bin:/bin:/usr/local/bin", "XDG_CACHE_HOME": str(tmp_path / "cache")}
-    environment |= {"PYTHONPATH": str(clean), "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "inductor")}
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(package / "tests")]
-    ran = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
-    assert ran.returncode == 0, ran.stdout[-3000:]
-    assert "3 passed" in ran.stdout
-    held = {path.name for path in (clean / "gated_warpsmith").rglob("*")}
-    assert {"record.json", "kernel.py", "kernel.cpp"} <= held
-
-
-def test_the_wheel_of_a_cuda_kernel_holds_machine_code_for_its_architecture(tmp_path: Path) -> None:
+def test_the_wheel_of_a_cuda_kernel_holds_machine_code_for_its_architecture(
+    tmp_path: Path, wheel_of: Callable[[Path], Path]
+) -> None:
     pytest.importorskip("cuda.bindings.nvrtc")
-    wheel = zipfile.ZipFile(wheel_of(written(tmp_path, "cuda"), tmp_path / "wheels"))
+    wheel = zipfile.ZipFile(wheel_of(written(tmp_path, "cuda")))
     assert wheel.read("gated_warpsmith/kernels/sm_90a.cubin").startswith(b"\x7fELF")
     text = wheel.read("gated_warpsmith/kernel.py").decode()
     assert "_ws_cubin(pathlib.Path(__file__).parent / 'kernels' / 'sm_90a.cubin')" in text

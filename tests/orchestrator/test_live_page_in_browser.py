@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import statistics
 from collections.abc import Iterator
 from typing import Any
@@ -16,7 +15,6 @@ from orchestrator.web.testing import ToldOrchestrator, told_orchestrator, web_pa
 from warpsmith.v1 import task_pb2
 
 pytestmark = pytest.mark.web
-BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 SCREEN_MILLISECONDS = 300.0
 """From an event to the page: half of the events may take so long at most, also where others have the processors."""
 EVENTS = 30
@@ -33,20 +31,6 @@ ARRIVALS = """
   new MutationObserver(look).observe(document.getElementById("part-now"), { childList: true, subtree: true });
 }
 """
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    """A Chromium that the machine has."""
-    from playwright.sync_api import sync_playwright  # only these tests need it
-
-    program = next(filter(None, map(shutil.which, BROWSERS)), None)
-    if program is None:
-        pytest.fail("Chromium is missing: make system-deps (as root; on Debian: apt-get install chromium)")
-    with sync_playwright() as playwright:
-        started = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
-        yield started
-        started.close()
 
 
 @pytest.fixture(scope="module")

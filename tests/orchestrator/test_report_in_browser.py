@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,24 +12,9 @@ from orchestrator.pages import report_page
 from warpsmith.v1 import run_pb2, trial_pb2
 
 pytestmark = pytest.mark.web
-BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 OPEN_MILLISECONDS = 5000.0
 """More than a page takes to open on a machine that does other work; on a quiet one it is below a second."""
 Open = Callable[..., Any]
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    """A Chromium that the machine has."""
-    from playwright.sync_api import sync_playwright  # only these tests need it
-
-    program = next(filter(None, map(shutil.which, BROWSERS)), None)
-    if program is None:
-        pytest.fail("Chromium is missing: make system-deps (as root; on Debian: apt-get install chromium)")
-    with sync_playwright() as playwright:
-        started = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
-        yield started
-        started.close()
 
 
 @pytest.fixture
