@@ -1,5 +1,5 @@
-"""An ended run; databases for the archive, SQLite and a PostgreSQL of the test's own (marked `postgres`); a browser (marked
-`web`); and what becomes of an exported package."""
+"""An ended run; databases for the archive, SQLite and a PostgreSQL of the test's own (marked `postgres`); a browser
+(marked `web`); and what becomes of an exported package."""
 
 from __future__ import annotations
 
