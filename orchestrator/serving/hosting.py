@@ -1,6 +1,6 @@
 """Runs searches in threads of its own, keeps them in the archive, and tells watchers.
 
-The one idea: a run's events are numbered, told and archived, so that a watcher who comes late, or comes back,
+The one idea: a run's events are numbered, archived and told, so that a watcher who comes late, or comes back,
 reads the same story; of a run that has ended the archive alone tells it. The archive failing ends the run with that
 as its message, and what memory holds stays readable. A device is one run's at a time (`device_gate`); a few more
 prepare what needs none, others wait as QUEUED.
@@ -14,6 +14,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from orchestrator import metrics
@@ -75,9 +76,8 @@ class Story:
             self.run = copy
             return
         self._kept, self._kept_at = what, now
-        event = self._tell(run_pb2.RunEvent(run=light(copy)), lambda: setattr(self, "run", copy))
-        self.archive.put_run(copy, event)
-        self._archived_count += 1
+        with self._telling(run_pb2.RunEvent(run=light(copy)), lambda: setattr(self, "run", copy)) as event:
+            self.archive.put_run(copy, event)
 
     def trial_ended(self, trial: trial_pb2.Trial) -> None:
         """Archives a trial and tells watchers.
@@ -85,9 +85,8 @@ class Story:
         Raises:
             Infrastructure: the archive cannot be written.
         """
-        event = self._tell(run_pb2.RunEvent(trial=without_bulk(trial)), lambda: self.trials.append(trial))
-        self.archive.add_trial(self.run.id, trial, event)
-        self._archived_count += 1
+        with self._telling(run_pb2.RunEvent(trial=without_bulk(trial)), lambda: self.trials.append(trial)) as event:
+            self.archive.add_trial(self.run.id, trial, event)
 
     def cancel(self) -> None:
         """Asks the run to stop, also one that has not begun. From any thread."""
@@ -95,14 +94,21 @@ class Story:
         if (conductor := self.conductor) is not None:
             conductor.cancel()
 
-    def _tell(self, event: run_pb2.RunEvent, remember: Callable[[], None]) -> run_pb2.RunEvent:
-        event.at = time.time()
-        with self.changed:
-            remember()
-            event.number = len(self.events) + 1
-            self.events.append(event)
-            self.changed.notify_all()
-        return event
+    @contextmanager
+    def _telling(self, event: run_pb2.RunEvent, remember: Callable[[], None]) -> Iterator[run_pb2.RunEvent]:
+        """Archives the event in its body, and tells watchers after that: what they were told outlives a crash.
+
+        What the archive refuses is told all the same, because memory still has it.
+        """
+        event.number, event.at = len(self.events) + 1, time.time()
+        try:
+            yield event
+            self._archived_count += 1
+        finally:
+            with self.changed:
+                remember()
+                self.events.append(event)
+                self.changed.notify_all()
 
     def follow(self, after: int, go_on: Callable[[], bool] = lambda: True) -> Iterator[run_pb2.RunEvent]:
         """Events past a number, as they come, until the run has ended or, within a second, `go_on` became false."""

@@ -175,6 +175,23 @@ def test_of_a_search_under_way_every_trial_is_kept_and_its_counts_now_and_then(a
     archive.close()
 
 
+def test_watchers_are_told_what_the_archive_has(archive: Archive, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = run_pb2.Run(id="one", task=testing.task(), state=run_pb2.RUN_STATE_PREPARING)
+    archive.put_run(run)
+    story = Story(archive, run)
+    told_count: list[int] = []
+    for name in ("add_trial", "put_run"):
+        kept = getattr(archive, name)
+        monkeypatch.setattr(
+            archive, name, lambda *given, kept=kept: (told_count.append(len(story.events)), kept(*given))
+        )
+    story.run_changed(run)
+    story.trial_ended(trial_pb2.Trial(number=1))
+    assert told_count == [0, 1]
+    assert archive.events("one") == story.events
+    archive.close()
+
+
 def test_interrupting_a_watched_run_asks_it_to_stop_and_keeps_the_best(archive: Archive) -> None:
     with serving(archive, testing.World(seconds=0.1)) as orchestrator:
         run = client.create(orchestrator, testing.task(), BUDGET)
