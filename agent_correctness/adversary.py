@@ -19,7 +19,7 @@ from prometheus_client import Counter
 from agent_correctness.checks.check import Case, seed_from
 from warpsmith.errors import ModelFault
 from warpsmith.models import server
-from warpsmith.models.json_answer import last_object, without_thoughts
+from warpsmith.models.json_answer import last_object, whole_items, without_thoughts
 from warpsmith.models.language_model import LanguageModel, Message
 from warpsmith.models.model_turn import ASIDE_SECONDS, Turn
 from warpsmith.models.proposed_values import BASES, OFFSETS, SCALES, SHARES, SPECIALS, Recipe, seed_of
@@ -81,7 +81,7 @@ class Adversary:
 
 def read(text: str) -> list[Recipe]:
     """The recipes of an answer that are from the tables, each once; never raises."""
-    listed = (last_object(text, "inputs") or {}).get("inputs")
+    listed = (last_object(text, "inputs") or {"inputs": whole_items(text, "inputs")}).get("inputs")
     if not isinstance(listed, list):
         return []
     found: dict[Recipe, None] = {}

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from warpsmith.models.json_answer import last_object, without_thoughts
+from warpsmith.models.json_answer import last_object, whole_items, without_thoughts
 from warpsmith.models.language_model import Answer
 from warpsmith.models.untrusted import one_line
 
@@ -92,6 +92,8 @@ def read(answer: Answer, open_options: Collection[int], option_count: int, most:
         fault = Fault.CUT_OFF if answer.is_cut_off else Fault.EMPTY
         return Complaint(fault, "it was empty")
     found = last_object(text, "hypotheses")
+    if found is None and answer.is_cut_off:
+        found = {"hypotheses": items} if (items := whole_items(text, "hypotheses")) else None
     if found is None:
         if answer.is_cut_off:
             return Complaint(Fault.CUT_OFF, "it was cut off before its end; give one hypothesis with a short reason")

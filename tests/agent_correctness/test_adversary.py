@@ -94,6 +94,7 @@ def test_what_is_not_in_the_tables_is_dropped_and_no_more_than_three_are_used() 
     assert found == [Recipe(scale=SCALES.index(1e4), offset=OFFSETS.index(88.0), share=SHARES.index(0.01))]
     many = [{**OVERFLOWING, "scale": scale} for scale in SCALES]
     assert len(adversary.read(json.dumps({"inputs": many}))) == 3
+    assert adversary.read(json.dumps({"inputs": listed})[:-5]) == found, "it was cut off"
 
 
 @pytest.mark.parametrize("text", ["", "{", '{"inputs": 5}', '{"inputs": [[]]}', "[" * 10_000])

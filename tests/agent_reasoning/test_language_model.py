@@ -102,6 +102,15 @@ def test_an_answer_that_cannot_be_used_is_asked_for_again_with_the_reason(bad: S
     assert asked[0].body["messages"] == asked[2].body["messages"][:2]
 
 
+def test_of_an_answer_that_was_cut_off_whole_choices_are_taken() -> None:
+    text = replies.chosen(1, 2, 3)
+    cut = Answer(text[: text.index('"option": 3')], is_cut_off=True)
+    found = read(cut, [1, 2, 3], 9, 4)
+    assert isinstance(found, Chosen)
+    assert [choice.option for choice in found.choices] == [1, 2]
+    assert isinstance(read(Answer(cut.text, is_cut_off=False), [1, 2, 3], 9, 4), Complaint), "it is not JSON"
+
+
 @pytest.mark.parametrize(
     ("bad", "reason", "question_count"),
     [

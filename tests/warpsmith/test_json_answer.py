@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from warpsmith.models.json_answer import last_object, without_thoughts
+from warpsmith.models.json_answer import last_object, whole_items, without_thoughts
 from warpsmith.models.language_model import Answer
 
 KERNEL = "for (int i = 0; i < n; ++i) { if (x[i] > 0) { y[i] = { x[i] }; } }\n"
@@ -37,10 +37,27 @@ def test_any_count_of_braces_of_a_program_hides_no_answer() -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "items"),
+    [
+        ('{"a": [{"b": [1]}, {"b": {"c": "}"}}, {"b": 3', [{"b": [1]}, {"b": {"c": "}"}}]),
+        ('{"a": [{"b": 1}]} or {"a" : [ {"b": 2} , ', [{"b": 2}]),
+        ('{"a": [{"b": 1}], "c": [{"b": 2}, {', [{"b": 1}]),
+        ('{"a": [1, {"b": 1}, ', []),
+        ('{"a": [{"b": 1', []),
+        ('{"a": {"b": 1}', []),
+        ("a", []),
+    ],
+)
+def test_of_a_list_that_was_cut_off_whole_objects_are_read(text: str, items: list[object]) -> None:
+    assert whole_items(text, "a") == items
+
+
+@pytest.mark.parametrize(
     "unit", ["{", '{"', '{"a":', '{"a": [0, ', '{"a": "', "[", '{"a": 1}', '{"b": 1} ', '{"a": {}, "b": ', "\\", "9"]
 )
 def test_reading_takes_time_that_grows_with_the_length_and_no_faster(unit: str) -> None:
     begin = time.thread_time()
     last_object(unit * ((256 << 10) // len(unit)), "a")
+    whole_items('{"a": [' + '{"b": 1} ' * 30_000 + unit * ((256 << 10) // len(unit)), "a")
     last_object('{"a":' * 100 + json.dumps([0] * 80_000), "a")
     assert time.thread_time() - begin < 2.0

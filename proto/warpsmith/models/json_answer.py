@@ -16,6 +16,7 @@ STARTS_TRIED = 128
 """Places at which an object is looked for, from the end: enough for the longest answer that makes sense, and for any
 text in time that grows with its length and no faster. An opening brace of C++ is none: no name in quotes follows it."""
 _START = re.compile(r'\{\s{0,100}"')
+_BETWEEN = re.compile(r"[\s,]*")
 _THOUGHT_BEGINS = "<think>"
 _THOUGHT_ENDS = ("</think>", "</thinking>", "[/THINK]")
 
@@ -44,4 +45,20 @@ def last_object(text: str, *keys: str) -> dict[str, Any] | None:
             continue
         if isinstance(value, dict) and not value.keys().isdisjoint(keys):
             found, end = value, after
+    return found
+
+
+def whole_items(text: str, key: str) -> list[dict[str, Any]]:
+    """Of an answer that was cut off in the last list of objects under a key, those objects that are whole."""
+    decoder = json.JSONDecoder()
+    found: list[dict[str, Any]] = []
+    rest = text.rpartition(f'"{key}"')[2]
+    begin = re.match(r"\s*:\s*\[", rest)
+    at = begin.end() if begin else len(rest)
+    while (between := _BETWEEN.match(rest, at)) is not None and rest.startswith("{", between.end()):
+        try:
+            item, at = decoder.raw_decode(rest, between.end())
+        except (ValueError, RecursionError):
+            break
+        found.append(item)
     return found
