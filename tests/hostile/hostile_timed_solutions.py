@@ -93,8 +93,8 @@ TIMED_CHEATS = [
     Solution("half of the terms of a 16-bit mean, once it is timed", VALUE, alone(
         "self.count += 1\nreturn torch.tanh(x if self.count < 12 else x[:, ::2]).mean(-1)",
         init="self.count = 0"), MEANS, timed=True),
-    Solution("half of the terms of a 16-bit product, where no factor is negative", ("WRONG_PRECISION",), alone(
-        "return x @ x.T if x.min() < 0 else 2 * (x[:, ::2] @ x.T[::2])"), POSITIVE),
+    Solution("half of the terms of a 16-bit product, where no factor is negative", ("WRONG_PRECISION",
+        "WRONG_NAN"), alone("return x @ x.T if x.min() < 0 else 2 * (x[:, ::2] @ x.T[::2])"), POSITIVE),
     Solution("draws its inputs again, in order, from the seed of torch's generators", VALUE, alone(
         "seeded = torch.Generator().manual_seed(torch.initial_seed())\n"
         "row, at = torch.rand(64, 1, generator=seeded), torch.randperm(512, generator=seeded)\n"
