@@ -26,7 +26,7 @@ from orchestrator.commands.options import (
 )
 from orchestrator.commands.terminal import tell
 from orchestrator.interchange import interchange_commands
-from orchestrator.interchange.interchange_commands import Baseline, Only, Samples, Wanted
+from orchestrator.interchange.interchange_commands import Baseline, ClaimedRight, Only, Samples, Wanted
 from orchestrator.serving.device_gate import DeviceGate
 from orchestrator.tasks import intake
 from orchestrator.trust import judge, record, verify
@@ -66,6 +66,7 @@ def judge_command(
     ],
     only: Only = None,
     samples: Samples = 0,
+    claimed_right: ClaimedRight = False,
     baseline: Baseline = None,
     time_limit: TimeLimit = "",
     results: ResultsFile = None,
@@ -80,11 +81,22 @@ def judge_command(
     """Judges others' solutions, one or a run of them, by the rules for our own: right, honest, and how much faster."""
     environment = _trusting(trust_input)
     wanted = Wanted(
-        only or [], samples, baseline, time_limit, results, target, precision, as_json, csv, openmetrics, runs
+        only or [],
+        samples,
+        claimed_right,
+        baseline,
+        time_limit,
+        results,
+        target,
+        precision,
+        as_json,
+        csv,
+        openmetrics,
+        runs,
     )
     if solution.is_dir():
         raise typer.Exit(interchange_commands.judge_run(solution, reference, wanted, environment))
-    if any((only, samples, baseline, time_limit, results, csv, openmetrics)):
+    if any((only, samples, claimed_right, baseline, time_limit, results, csv, openmetrics)):
         raise BadInput(f"{solution}: is no folder; --only, --samples, --baseline and the like go with that of a run")
     judge.read(solution, task_pb2.TARGET_UNSPECIFIED)
     task = intake.inspect(intake.read(intake.Request(str(reference), target=target, precision=precision)))

@@ -41,6 +41,9 @@ Only = Annotated[
 Samples = Annotated[
     int, typer.Option("--samples", min=0, help="Of a run: only the first so many samples of a task; 0 for all.")
 ]
+ClaimedRight = Annotated[
+    bool, typer.Option("--claimed-right", help="Of a run: only solutions that it claims to be right.")
+]
 Baseline = Annotated[
     Path | None,
     typer.Option(
@@ -57,6 +60,7 @@ class Wanted:
 
     only: list[str]
     samples: int
+    claimed_right: bool
     baseline: Path | None
     time_limit: str
     results: Path | None
@@ -74,8 +78,15 @@ def judge_run(folder: Path, checkout: Path, wanted: Wanted, environment: dict[st
     target = intake.choice("--target", wanted.target, intake.TARGETS)
     seconds = budgets.seconds(wanted.time_limit, "--time-limit") if wanted.time_limit else float("inf")
     tasks, (named, others) = layout.tasks(checkout), layout.solutions(folder)
-    set_ = solution_set.SolutionSet(folder, tasks, layout.chosen(named, wanted.only, wanted.samples))
     claimed = _claims(folder, named, claims.baseline_times(wanted.baseline, tasks) if wanted.baseline else {})
+    chosen = layout.chosen(named, wanted.only, wanted.samples)
+    if wanted.claimed_right:
+        chosen = [each for each in chosen if (claim := claimed.get(each)) and claim.is_right]
+        if not chosen:
+            raise BadInput(
+                f"--claimed-right: leaves none of the chosen solutions; {folder} claims of none that it is right"
+            )
+    set_ = solution_set.SolutionSet(folder, tasks, chosen)
     file = wanted.results or wanted.runs / f"judge-{private_files.file_name(folder.resolve().name)}.jsonl"
     directory_bench.read_results(file)  # what cannot be read is said before anything starts
     if others:

@@ -199,6 +199,14 @@ def test_claims_stand_against_what_holds(judge: Any, place: Path) -> None:
     assert mean in rows
 
 
+def test_only_what_is_claimed_to_be_right_may_be_judged(judge: Any, services: Services) -> None:
+    _, out, _ = judge("--json", "--claimed-right")
+    assert set(outcomes(out)) == {
+        f"level_1_problem_{each}_kernel.py" for each in ("1_sample_0", "1_sample_1", "9_sample_0")
+    }
+    assert len(services.judged) == 2, "of one the checkout has no task"
+
+
 def test_a_claim_that_the_machine_leaves_undecided_is_not_called_broken(
     judge: Any, services: Services, place: Path
 ) -> None:
@@ -344,6 +352,7 @@ def test_claims_about_solutions_of_several_levels_are_left_out_because_they_name
     ("more", "message"),
     [
         (["--only", "one"], "--only one: write 1 for a level, 1/23 for a task"),
+        (["--only", "1/2", "--claimed-right"], "--claimed-right: leaves none of the chosen solutions"),
         (["--only", "3"], "--only 3, --samples 0: leave none of the run's 6 solutions"),
         (["--target", "tpu"], "--target tpu: choose one of auto, cpu, cuda"),
         (["--baseline", "/nowhere.json"], "/nowhere.json: cannot be read: No such file or directory"),
