@@ -32,7 +32,7 @@ from orchestrator.commands.client import Optimization
 from orchestrator.pages import rendering, report_page
 from orchestrator.tasks import intake
 from orchestrator.web import comparison, overview, run_parts, submission
-from orchestrator.web.guard import LOGIN, Access, Guard, TooLarge, too_large
+from orchestrator.web.guard import LOGIN, Access, Guard, TooLarge, ours, too_large
 from orchestrator.web.hub import Full, Hub, Watcher
 from orchestrator.web.run_channel import RunFeed
 from orchestrator.web.submission import Busy, Desk, Form
@@ -73,7 +73,7 @@ def make(orchestrator: Optimization, access: Access) -> Guard:
         TooLarge: lambda *_: too_large(),
     }
     inner = Starlette(routes=routes, exception_handlers=failures)
-    return Guard(inner, access, _headers(), lambda again: _login_page(again=again), site.hub.close)
+    return Guard(inner, access, _headers(), lambda to, again: _login_page(to, again=again), site.hub.close)
 
 
 def _headers() -> dict[str, str]:
@@ -182,13 +182,13 @@ class Site:
     async def login(self, request: Request) -> Response:
         """Takes the token, of the address that was printed or of the form, for a cookie."""
         if request.method == "GET":
-            token = request.query_params.get("token", "")
+            token, to = (request.query_params.get(name, "") for name in ("token", "to"))
         else:
-            async with request.form(max_files=0, max_fields=1, max_part_size=1000) as fields:
-                token = str(fields.get("token", ""))
+            async with request.form(max_files=0, max_fields=2, max_part_size=1000) as fields:
+                token, to = (str(fields.get(name, "")) for name in ("token", "to"))
         if self._access.is_token(token):
-            return self._access.logged_in(request)
-        return HTMLResponse(_login_page(is_wrong=bool(token)), status_code=401)
+            return self._access.logged_in(request, to)
+        return HTMLResponse(_login_page(to, is_wrong=bool(token)), status_code=401)
 
     # ---- news
 
@@ -270,8 +270,8 @@ def _form(form: Form, error: str, status: int) -> Response:
     )
 
 
-def _login_page(*, is_wrong: bool = False, again: str = "") -> str:
-    return rendering.page("live/login.html", is_wrong=is_wrong, again=again)
+def _login_page(to: str, *, is_wrong: bool = False, again: bool = False) -> str:
+    return rendering.page("live/login.html", to=ours(to), is_wrong=is_wrong, again=again)
 
 
 def _failed(status: int, heading: str, _: Request, error: Exception) -> Response:

@@ -64,9 +64,9 @@ class Access:
         """Whether it is the cookie; takes as long for every text."""
         return hmac.compare_digest(text.encode(errors="surrogateescape"), self.cookie.encode())
 
-    def logged_in(self, request: Request) -> Response:
-        """The answer to the token: the cookie, and the way to the first page."""
-        answer = RedirectResponse("/", status_code=303)
+    def logged_in(self, request: Request, to: str) -> Response:
+        """The answer to the token: the cookie, and the way to a page of ours."""
+        answer = RedirectResponse(ours(to), status_code=303)
         is_tls = request.url.scheme == "https" or _host(request.headers) in self.names
         answer.set_cookie(self.cookie_name, self.cookie, httponly=True, samesite="strict", secure=is_tls, path="/")
         return answer
@@ -80,12 +80,13 @@ class Guard:
         inner: ASGIApp,
         access: Access,
         headers: Mapping[str, str],
-        refused: Callable[[str], str],
+        refused: Callable[[str, bool], str],
         close: Callable[[], None],
     ) -> None:
         """`headers`: of every answer. `close`: ends what is open.
 
-        `refused`: the page for who has no token; it leads by itself to the address that it is given, where it is one.
+        `refused`: the page for who has no token and asked for a path; it leads there once a token is
+        shown, and before that once by itself where it is told to.
         """
         self._inner, self._access, self._headers, self._refused, self.close = inner, access, headers, refused, close
 
@@ -118,7 +119,8 @@ class Guard:
             return too_large()
         if request.scope["path"] == LOGIN or self._has_token(request):
             return None
-        return Response(self._refused(_once_more(request)), status_code=401, media_type="text/html")
+        page = self._refused(request.scope["path"], _is_link_from_elsewhere(request))
+        return Response(page, status_code=401, media_type="text/html")
 
     def _is_from_here(self, headers: Headers) -> bool:
         """Whether a form is of a page of ours, as far as the browser says; a program says nothing and has the token."""
@@ -144,8 +146,13 @@ def too_large() -> Response:
     return PlainTextResponse(f"at most {BODY_BYTES} bytes can be sent", status_code=413)
 
 
-def _once_more(request: Request) -> str:
-    """The address that was asked for by a link of another site, a dashboard's for example; else empty.
+def ours(path: str) -> str:
+    """The path as an address that is of this page, whatever it holds."""
+    return quote("/" + path.lstrip("/\\"), safe="/-._~")
+
+
+def _is_link_from_elsewhere(request: Request) -> bool:
+    """Whether a link of another site was followed, a dashboard's for example.
 
     A browser shows the cookie only to what this page itself leads to, so the page that refuses leads there, once.
     """
@@ -153,9 +160,7 @@ def _once_more(request: Request) -> str:
     is_link = (
         headers.get("sec-fetch-site") in ("cross-site", "same-site") and headers.get("sec-fetch-mode") == "navigate"
     )
-    if not is_link or request.method != "GET" or headers.get("sec-fetch-dest") != "document":
-        return ""
-    return quote("/" + request.scope["path"].lstrip("/\\"), safe="/-._~")
+    return is_link and request.method == "GET" and headers.get("sec-fetch-dest") == "document"
 
 
 def _netloc(origin: str) -> str:

@@ -18,7 +18,7 @@ import pytest
 from orchestrator import testing
 from orchestrator.commands import client
 from orchestrator.web import guard, overview, run_parts, serving, submission
-from orchestrator.web.guard import Access
+from orchestrator.web.guard import Access, ours
 from orchestrator.web.testing import ToldOrchestrator, told_orchestrator, web_page
 from warpsmith.v1 import run_pb2, task_pb2, trial_pb2
 
@@ -97,7 +97,7 @@ def browser(anyone: httpx.Client, page: serving.WebServer) -> httpx.Client:
 def test_nothing_is_told_without_the_token(anyone: httpx.Client, path: str, shown: dict[str, str]) -> None:
     answer = anyone.get(path, headers=shown)
     assert answer.status_code == 401
-    assert "runs" not in answer.text.lower()
+    assert "runs" not in answer.text.replace(ours(path), "").lower()
 
 
 def test_the_token_or_the_cookie_made_of_it_opens_the_page(
@@ -135,6 +135,25 @@ def test_the_token_can_be_typed_in(page: serving.WebServer, anyone: httpx.Client
     form = {"data": {"token": access.token}, "headers": {"Origin": page.url, "Sec-Fetch-Site": "same-origin"}}
     assert anyone.post("/login", **form).status_code == 303  # type: ignore[arg-type]
     assert anyone.get("/").status_code == 200
+
+
+def test_who_has_shown_the_token_comes_to_the_page_that_was_asked_for(
+    page: serving.WebServer, anyone: httpx.Client, access: Access
+) -> None:
+    assert 'name="to" value="/runs/last"' in anyone.get("/runs/last").text
+    for to, leads_to in (
+        ("/runs/last", "/runs/last"),
+        ("//evil.example/x", "/evil.example/x"),
+        ("http://a", "/http%3A//a"),
+    ):
+        assert (
+            f'name="to" value="{leads_to}"'
+            in anyone.post("/login", data={"token": "wrong", "to": to}, headers={"Origin": page.url}).text
+        )
+        given = {"token": access.token, "to": to}
+        typed = anyone.post("/login", data=given, headers={"Origin": page.url})
+        for answer in (typed, anyone.get("/login", params=given)):
+            assert (answer.status_code, answer.headers["location"]) == (303, leads_to)
 
 
 @pytest.mark.parametrize(
