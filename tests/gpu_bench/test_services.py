@@ -32,7 +32,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")
 def addresses() -> Iterator[tuple[str, str]]:
     """(benchmark, correctness). Connections end by age in the midst of nearly every call."""
     patch = pytest.MonkeyPatch()
-    patch.setattr(service, "CONNECTION_AGE_MS", 200)
+    patch.setattr("warpsmith.service.serving.CONNECTION_AGE_MS", 200)
     bench = service.start(
         "benchmark",
         benchmark_service_pb2_grpc.add_BenchmarkServiceServicer_to_server,

@@ -374,7 +374,8 @@ def test_dashboards_and_rules_name_only_metrics_that_the_code_exports() -> None:
     sources = "".join(
         (root / path).read_text()
         for path in (
-            "proto/warpsmith/service.py",
+            "proto/warpsmith/service/handlers.py",
+            "proto/warpsmith/service/serving.py",
             "proto/warpsmith/models/openai_client.py",
             "proto/warpsmith/sandbox/worker_metrics.py",
             "agent_compile/compiler.py",

@@ -24,6 +24,7 @@ from orchestrator.serving import local
 from warpsmith import service
 from warpsmith.errors import BadInput, NotFound, ServiceFault
 from warpsmith.models.model_turn import counting, took
+from warpsmith.service import dialing
 from warpsmith.settings import Settings, read
 from warpsmith.v1 import (
     optimization_service_pb2 as api,
@@ -254,7 +255,7 @@ def _asked(milliseconds: int) -> api.CreateRunRequest:
 @pytest.fixture
 def ageing(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[service.Serving, Scripted]]:
     """A server whose connections live for a fifth of a second."""
-    monkeypatch.setattr(service, "CONNECTION_AGE_MS", 200)
+    monkeypatch.setattr("warpsmith.service.serving.CONNECTION_AGE_MS", 200)
     servicer = Scripted()
     add = api_grpc.add_OptimizationServiceServicer_to_server
     running = service.start("test", add, servicer, Settings(port=0, drain_seconds=0.1))
@@ -264,7 +265,7 @@ def ageing(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[service.Serving, S
 
 def test_a_call_that_is_never_retried_outlives_its_connections_age(ageing: tuple[service.Serving, Scripted]) -> None:
     running, servicer = ageing
-    assert "CreateRun" in service.NEVER_RETRIED
+    assert "CreateRun" in dialing.NEVER_RETRIED
     stub = _stub(running)
     first, long, made = "", "none", 0
     while long != first and made < 40:  # a stall may end the connection between the two
@@ -308,7 +309,7 @@ def _name_server(socket_: socket.socket, addresses: list[str]) -> None:
 
 
 def test_a_replica_that_is_added_gets_calls(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(service, "CONNECTION_AGE_MS", 500)
+    monkeypatch.setattr("warpsmith.service.serving.CONNECTION_AGE_MS", 500)
     for variable in ("grpc_proxy", "http_proxy", "https_proxy"):
         monkeypatch.delenv(variable, raising=False)
     add = api_grpc.add_OptimizationServiceServicer_to_server

@@ -16,6 +16,7 @@ from authority import Authority
 from orchestrator.serving.dialing import orchestrator_at
 from warpsmith import service, tokens
 from warpsmith.errors import BadInput, ServiceFault, TokenRefused
+from warpsmith.service import handlers
 from warpsmith.settings import Settings, read
 from warpsmith.transport import channel
 from warpsmith.v1 import optimization_service_pb2 as api
@@ -143,7 +144,7 @@ def test_the_setting_is_read() -> None:
 def ingress(held: Path, tmp_path: Path) -> Iterator[tuple[str, Path]]:
     """What stands at the edge of a cluster: TLS for a host, and no certificate asked of callers."""
     tls = Authority("public").issue(tmp_path / "edge", "localhost")
-    server = grpc.server(ThreadPoolExecutor(2), interceptors=[service._Translate("test"), *tokens.demanded(held)])
+    server = grpc.server(ThreadPoolExecutor(2), interceptors=[handlers.Translate("test"), *tokens.demanded(held)])
     api_grpc.add_OptimizationServiceServicer_to_server(Answering(), server)
     shown = [(tls.key.read_bytes(), tls.certificate.read_bytes())]
     port = server.add_secure_port("127.0.0.1:0", grpc.ssl_server_credentials(shown))

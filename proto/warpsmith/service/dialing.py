@@ -1,0 +1,199 @@
+"""Dials a gRPC service: a stub whose calls have deadlines, are retried when they are idempotent, and raise our
+exceptions. Knows no particular service.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from tenacity import (
+    RetryCallState,
+    Retrying,
+    retry_if_exception,
+    stop_after_attempt,
+    stop_after_delay,
+    wait_random_exponential,
+)
+
+from warpsmith import transport
+from warpsmith.contract import earlier
+from warpsmith.errors import ModelFault, WarpsmithError, from_status
+from warpsmith.service.wire import KIND, OPTIONS, TOKENS
+from warpsmith.transport import Tls
+
+RETURNING: Sequence[tuple[str, Any]] = (
+    # A pod that is replaced is back within seconds at another address: gRPC's own patience is two minutes.
+    ("grpc.initial_reconnect_backoff_ms", 200),
+    ("grpc.max_reconnect_backoff_ms", 2000),
+    ("grpc.dns_min_time_between_resolutions_ms", 1000),
+)
+
+NEVER_RETRIED = frozenset({"MeasureArtifact", "CreateRun", "WatchRun", "RepairCandidate"})
+"""Methods that are not idempotent, or whose answer must be fresh."""
+
+StubT = TypeVar("StubT")
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long a client waits and how often it asks again."""
+
+    deadline_seconds: float = 600.0
+    """Longest one call may take."""
+    attempts: int = 4
+    """How often an idempotent call is made before giving up on an unavailable peer."""
+    budget_seconds: float = 60.0
+    """Longest time spent on repeated attempts."""
+    gone_seconds: float = 0.0
+    """How long an idempotent call is repeated, however often, while nothing answers at the address."""
+
+
+class _Caller(grpc.UnaryUnaryClientInterceptor, grpc.UnaryStreamClientInterceptor):
+    """Gives every call a deadline, retries what may be retried, and raises our exceptions."""
+
+    def __init__(self, patience: Patience) -> None:
+        self._patience = patience
+
+    def intercept_unary_unary(self, continuation: Callable[..., Any], details: Any, request: Any) -> Any:
+        method = str(details.method).rsplit("/", 1)[-1]
+        details = _with_deadline(details, self._patience.deadline_seconds)
+        try:
+            try:
+                return _answered(continuation, details, request)
+            except grpc.RpcError as error:  # what retries cost is paid where one is needed
+                if method in NEVER_RETRIED or not _is_unavailable(error):
+                    raise
+                return self._asked_again(lambda: _answered(continuation, details, request), error)
+        except grpc.RpcError as error:
+            raise _translated(error, method) from None
+
+    def _asked_again(self, call: Callable[[], Any], failed: grpc.RpcError) -> Any:
+        """Repeats a call after its first attempt, which failed so."""
+        patience = self._patience
+        enough = stop_after_attempt(patience.attempts) | stop_after_delay(patience.budget_seconds)
+        gone = stop_after_delay(patience.gone_seconds)
+        retrying = Retrying(
+            retry=retry_if_exception(_is_unavailable),
+            stop=lambda state: enough(state) and (gone(state) or not _is_gone(state)),
+            wait=wait_random_exponential(multiplier=0.1, max=5),
+            reraise=True,
+        )
+        for attempt in retrying:
+            with attempt:
+                if attempt.retry_state.attempt_number == 1:
+                    raise failed
+                return call()
+        raise AssertionError("tenacity ends with a result or an exception")
+
+    def intercept_unary_stream(self, continuation: Callable[..., Any], details: Any, request: Any) -> Any:
+        method = str(details.method).rsplit("/", 1)[-1]
+        return _translated_stream(continuation(details, request), method)
+
+
+def _answered(continuation: Callable[..., Any], details: Any, request: Any) -> Any:
+    call = continuation(details, request)
+    earlier.translated(call.result())
+    return call
+
+
+def _translated_stream(stream: Any, method: str) -> Iterator[Any]:
+    try:
+        yield from map(earlier.translated, stream)
+    except grpc.RpcError as error:
+        raise _translated(error, method) from None
+    finally:
+        stream.cancel()
+
+
+def _is_unavailable(error: BaseException) -> bool:
+    """Whether the call may be made again at once; a service whose model did not answer has asked it often enough."""
+    return (
+        isinstance(error, grpc.RpcError)
+        and _code(error) is grpc.StatusCode.UNAVAILABLE
+        and _kind(error) != ModelFault.__name__
+    )
+
+
+def _is_gone(state: RetryCallState) -> bool:
+    error = state.outcome.exception() if state.outcome else None
+    return isinstance(error, grpc.RpcError) and not _kind(error)
+
+
+def _kind(error: grpc.RpcError) -> str:
+    """The class of the exception that a servicer raised; empty for a status of gRPC's own."""
+    return _trailing(error, KIND)
+
+
+def _trailing(error: grpc.RpcError, name: str) -> str:
+    trailing: Any = error.trailing_metadata() if isinstance(error, grpc.Call) else ()
+    return next((str(value) for key, value in trailing or () if key == name), "")
+
+
+def _code(error: grpc.RpcError) -> grpc.StatusCode:
+    return error.code() if isinstance(error, grpc.Call) else grpc.StatusCode.UNKNOWN
+
+
+def _translated(error: grpc.RpcError, method: str) -> WarpsmithError:
+    details = error.details() if isinstance(error, grpc.Call) else str(error)
+    code = _code(error)
+    expected = code in (
+        grpc.StatusCode.INVALID_ARGUMENT,
+        grpc.StatusCode.FAILED_PRECONDITION,
+        grpc.StatusCode.NOT_FOUND,
+        grpc.StatusCode.UNAUTHENTICATED,
+    )
+    made = from_status(code, str(details) if expected else f"{method}: {code.name}: {details}", _kind(error))
+    tokens = _trailing(error, TOKENS)
+    made.model_tokens = int(tokens) if tokens.isdecimal() else 0
+    return made
+
+
+def _with_deadline(details: Any, seconds: float) -> Any:
+    if details.timeout is not None:
+        return details
+    return details._replace(timeout=seconds) if hasattr(details, "_replace") else details
+
+
+def dial(
+    stub: Callable[[grpc.Channel], StubT],
+    address: str,
+    patience: Patience = Patience(),
+    *,
+    tls: Tls | None = None,
+    role: str = "",
+) -> StubT:
+    """A stub for the service at `address` ("host:port", "unix:/path" or any gRPC target); connects on the first call.
+
+    With `tls`, only for a server whose certificate names `role`; at a Unix socket, only for a server of our own.
+
+    Raises:
+        BadInput: a file of `tls` cannot be read, or the socket could be another user's.
+    """
+    options = [*OPTIONS, *RETURNING, ("grpc.lb_policy_name", "round_robin")]
+    channel = transport.channel(address, options, tls, role)
+    return stub(grpc.intercept_channel(channel, _Caller(patience)))
+
+
+def is_reachable(address: str, seconds: float) -> bool:
+    """Whether a gRPC server answers at `address` within the time, whatever it serves."""
+    with transport.channel(address, (), None, "") as channel:
+        try:
+            grpc.channel_ready_future(channel).result(timeout=seconds)
+        except grpc.FutureTimeoutError:
+            return False
+    return True
+
+
+def wait_until_healthy(address: str, seconds: float) -> bool:
+    """Whether the service at `address` says that it serves, within the time."""
+    with transport.channel(address, (), None, "") as channel:
+        stub: Any = health_pb2_grpc.HealthStub(channel)
+        try:
+            reply = stub.Check(health_pb2.HealthCheckRequest(), timeout=seconds, wait_for_ready=True)
+        except grpc.RpcError:
+            return False
+    return bool(reply.status == health_pb2.HealthCheckResponse.SERVING)

@@ -1,0 +1,201 @@
+"""Serves a gRPC servicer: health, reflection, metrics, limits, drain.
+
+`serve` is all that a service's `__main__` calls.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+from prometheus_client import Gauge, start_http_server
+
+from warpsmith import local_sockets, printable, tokens, transport
+from warpsmith import settings as settings_module
+from warpsmith.errors import BadInput, WarpsmithError
+from warpsmith.sandbox import jail, private_files
+from warpsmith.service import handlers
+from warpsmith.service.wire import LIVENESS, OPTIONS
+from warpsmith.settings import Settings
+
+log = logging.getLogger("warpsmith")
+
+CONNECTION_AGE_MS = 30_000
+"""After so long a server has its clients connect anew, and a client looks up the name again: without it, replicas that
+are added get no calls. Calls under way end where they are."""
+
+_waiting = Gauge("warpsmith_grpc_calls_waiting", "Calls that wait for a free thread of the service.", ["service"])
+
+
+class _Threads(ThreadPoolExecutor):
+    """The threads of a service; what waits for one of them is seen in a metric."""
+
+    def __init__(self, count: int, service: str) -> None:
+        super().__init__(count, thread_name_prefix=service)
+        self._waiting = _waiting.labels(service)
+
+    def submit(self, call: Callable[..., Any], /, *arguments: Any, **named: Any) -> Future[Any]:
+        def begun() -> Any:
+            self._waiting.dec()
+            return call(*arguments, **named)
+
+        submitted = super().submit(begun)
+        self._waiting.inc()
+        return submitted
+
+
+@dataclass
+class Serving:
+    """A server that is up: stop it, or wait for it to be stopped."""
+
+    name: str
+    port: int
+    """Its gRPC port; 0 where it listens at a Unix socket only."""
+    metrics_port: int | None
+    _servers: tuple[grpc.Server, ...]
+    _health: health.HealthServicer
+    _drain_seconds: float
+    _close: Callable[[], None]
+
+    def __post_init__(self) -> None:
+        self._stopped = threading.Event()
+
+    def stop(self) -> None:
+        """Refuses new calls, lets those under way end, and returns when all is closed."""
+        if self._stopped.is_set():
+            return
+        self._health.enter_graceful_shutdown()
+        for event in [server.stop(self._drain_seconds) for server in self._servers]:
+            event.wait()
+        self._close()
+        self._stopped.set()
+
+    def wait(self) -> None:
+        """Blocks until stopped."""
+        self._stopped.wait()
+
+
+def start(name: str, add: Callable[[Any, grpc.Server], None], servicer: Any, settings: Settings) -> Serving:
+    """Starts serving and returns at once.
+
+    `add` is the generated `add_…Servicer_to_server`. A servicer's `close()` is called after the drain. One that may
+    find itself unfit has `when_unfit(tell)`: after `tell()` the process lives on, and is not ready for calls.
+
+    Raises:
+        BadInput: neither a socket nor a port is named, a port is in use, a socket's folder is not private, or a
+            certificate cannot be read; names it.
+    """
+    server = grpc.server(
+        _Threads(settings.thread_count, name),
+        interceptors=[handlers.Translate(name), *tokens.demanded(settings.token_file)],
+        options=[*OPTIONS, ("grpc.max_connection_age_ms", CONNECTION_AGE_MS)],
+    )
+    add(servicer, server)
+    state = health.HealthServicer()
+    health_pb2_grpc.add_HealthServicer_to_server(state, server)
+    full_names = [base.__module__ for base in type(servicer).__mro__ if base.__module__.endswith("_pb2_grpc")]
+    _reflect(name, server, full_names)
+    port = _listen(server, settings)
+    servers = [server]
+    if settings.health_port is not None:
+        probe = grpc.server(ThreadPoolExecutor(2), options=OPTIONS)
+        health_pb2_grpc.add_HealthServicer_to_server(state, probe)
+        _bind(probe, f"{settings.host}:{settings.health_port}")
+        servers.append(probe)
+    metrics_port = _start_metrics(settings)
+    for each in servers:
+        each.start()
+    for part in ("", LIVENESS):
+        state.set(part, health_pb2.HealthCheckResponse.SERVING)
+    if hasattr(servicer, "when_unfit"):
+        servicer.when_unfit(lambda: state.set("", health_pb2.HealthCheckResponse.NOT_SERVING))
+    if settings.port_file is not None:
+        private_files.replace(settings.port_file, f"{port} {metrics_port or 0}\n")
+    close = getattr(servicer, "close", lambda: None)
+    return Serving(name, port, metrics_port, tuple(servers), state, settings.drain_seconds, close)
+
+
+def serve(name: str, add: Callable[[Any, grpc.Server], None], make: Callable[[Settings], Any]) -> None:
+    """Reads the settings, makes the servicer, serves until SIGTERM or SIGINT, drains and returns.
+
+    What cannot start ends the process with code 2 and one line that says why.
+    """
+    handler = logging.StreamHandler()
+    handler.setFormatter(printable.LogFormatter(f"%(asctime)s {name} %(levelname)s %(message)s"))
+    logging.basicConfig(level=os.environ.get("WARPSMITH_LOG", "INFO"), handlers=[handler])
+    stop_asked = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop_asked.set())
+    try:
+        settings = settings_module.read()
+        if settings.trust_input:
+            jail.trust_input()
+        serving = start(name, add, make(settings), settings)
+    except WarpsmithError as error:
+        print(f"{name}: {printable.line(str(error))}", file=sys.stderr)
+        raise SystemExit(2) from error
+    places = [str(settings.socket or ""), f"{settings.host}:{serving.port}" if serving.port else ""]
+    log.info("serving on %s, metrics on %s", " and ".join(filter(None, places)), serving.metrics_port)
+    is_left = False
+    while not is_left and not stop_asked.wait(0.5):
+        is_left = settings.parent_pid is not None and os.getppid() != settings.parent_pid
+    serving.stop()
+    if is_left:  # local mode's parent is gone: leave nothing running, and nothing lying about
+        local_sockets.clean_up(settings.socket, settings.port_file)
+
+
+def _reflect(name: str, server: grpc.Server, stub_modules: Sequence[str]) -> None:
+    names = [reflection.SERVICE_NAME, health.SERVICE_NAME]
+    for module in stub_modules:
+        descriptor = sys.modules[module.removesuffix("_grpc")].DESCRIPTOR
+        for service in descriptor.services_by_name.values():
+            names.append(service.full_name)
+            for method in service.methods:
+                handlers.begin_counting(name, method.name)
+    reflection.enable_server_reflection(names, server)
+
+
+def _listen(server: grpc.Server, settings: Settings) -> int:
+    """Binds the socket, where there is one, and then the port, where there is one; gives the port, or 0."""
+    if settings.socket is not None:
+        _bind(server, local_sockets.address_of(local_sockets.place_for(settings.socket)))
+    if settings.port is None:
+        if settings.socket is None:
+            raise BadInput(
+                "nowhere to listen: set WARPSMITH_SOCKET to a path in a folder that only you can enter, or "
+                "WARPSMITH_PORT to a port, which any user of the machine can reach where there is no mutual TLS"
+            )
+        return 0
+    credentials = transport.server_credentials(settings.tls) if settings.tls else None
+    return _bind(server, f"{settings.host}:{settings.port}", credentials)
+
+
+def _bind(server: grpc.Server, place: str, credentials: grpc.ServerCredentials | None = None) -> int:
+    try:
+        bound = server.add_secure_port(place, credentials) if credentials else server.add_insecure_port(place)
+    except RuntimeError:
+        bound = 0
+    if not bound:
+        raise BadInput(f"cannot listen on {place}: the port is in use, or the address is not this machine's")
+    return bound
+
+
+def _start_metrics(settings: Settings) -> int | None:
+    if settings.metrics_port is None:
+        return None
+    try:
+        httpd, _ = start_http_server(settings.metrics_port, addr=settings.host)
+    except OSError as error:
+        place = f"{settings.host}:{settings.metrics_port}"
+        raise BadInput(f"cannot serve metrics on {place}: {error.strerror}; set WARPSMITH_METRICS_PORT") from error
+    return int(httpd.server_port)

@@ -1,0 +1,23 @@
+"""What both ends of a call know: sizes, connections, and how an exception crosses the wire."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+MESSAGE_BYTES = 64 << 20
+"""Largest message in either direction; a program with its headers and a binary is well below."""
+
+OPTIONS: Sequence[tuple[str, Any]] = (
+    ("grpc.max_receive_message_length", MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MESSAGE_BYTES),
+    ("grpc.so_reuseport", 0),  # a port in use must be an error, not a second listener
+)
+
+LIVENESS = "liveness"
+"""Name under which the health service says that the process lives, also while it is not ready for calls."""
+
+KIND = "warpsmith-error"
+"""Trailing metadata: the class of the exception that a servicer raised. A status without it is gRPC's own."""
+TOKENS = "warpsmith-model-tokens"
+"""Trailing metadata: tokens that a language model took before that exception; absent where there are none."""
