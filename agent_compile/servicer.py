@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import grpc
-
 from agent_compile.cache import Cache, default_directory
 from agent_compile.compiler import Compiler
 from agent_compile.explainer import Explainer
@@ -33,7 +31,7 @@ class CompileServicer(compile_service_pb2_grpc.CompileServiceServicer):
         return CompileServicer(explainer=Explainer.of(settings))
 
     def CompileCandidate(
-        self, request: compile_service_pb2.CompileCandidateRequest, context: grpc.ServicerContext
+        self, request: compile_service_pb2.CompileCandidateRequest, context: object
     ) -> compile_service_pb2.CompileCandidateResponse:
         """Compiles the program of the request."""
         del context

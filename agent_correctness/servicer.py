@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import grpc
-
 from agent_correctness.adversary import Adversary
 from agent_correctness.checks.check import Check
 from agent_correctness.judge import FIRST, Judge, built_in
@@ -48,7 +46,7 @@ class CorrectnessServicer(correctness_service_pb2_grpc.CorrectnessServiceService
         return CorrectnessServicer(Judge(comparer, checks(), adversary=Adversary.of(settings)))
 
     def VerifyArtifact(
-        self, request: correctness_service_pb2.VerifyArtifactRequest, context: grpc.ServicerContext
+        self, request: correctness_service_pb2.VerifyArtifactRequest, context: object
     ) -> correctness_service_pb2.VerifyArtifactResponse:
         """Judges the artifact of the request."""
         del context

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import grpc
-
 from agent_reasoning.reasoner import Reasoner
 from warpsmith import plugins
 from warpsmith.models.model_turn import counting
@@ -20,7 +18,7 @@ class ReasoningServicer(reasoning_service_pb2_grpc.ReasoningServiceServicer):
         self._reasoner = reasoner
 
     def ProposeHypotheses(
-        self, request: reasoning_service_pb2.ProposeHypothesesRequest, context: grpc.ServicerContext
+        self, request: reasoning_service_pb2.ProposeHypothesesRequest, context: object
     ) -> reasoning_service_pb2.ProposeHypothesesResponse:
         """Ranks what to try next, and says what a model took for it."""
         del context

@@ -3,8 +3,6 @@ else."""
 
 from __future__ import annotations
 
-import grpc
-
 from agent_synthesis.synthesizer import Synthesizer
 from warpsmith import plugins
 from warpsmith.models.model_turn import counting
@@ -21,13 +19,13 @@ class SynthesisServicer(synthesis_service_pb2_grpc.SynthesisServiceServicer):
     def __init__(self, synthesizer: Synthesizer) -> None:
         self._synthesizer = synthesizer
 
-    def AnalyzePlan(self, request: pb.AnalyzePlanRequest, context: grpc.ServicerContext) -> pb.AnalyzePlanResponse:
+    def AnalyzePlan(self, request: pb.AnalyzePlanRequest, context: object) -> pb.AnalyzePlanResponse:
         """See the contract."""
         del context
         return pb.AnalyzePlanResponse(analysis=self._synthesizer.analyze(request.task, request.moves))
 
     def SynthesizeCandidate(
-        self, request: pb.SynthesizeCandidateRequest, context: grpc.ServicerContext
+        self, request: pb.SynthesizeCandidateRequest, context: object
     ) -> pb.SynthesizeCandidateResponse:
         """See the contract."""
         del context
@@ -36,9 +34,7 @@ class SynthesisServicer(synthesis_service_pb2_grpc.SynthesisServiceServicer):
             candidate = self._synthesizer.synthesize(request.task, request.hypothesis, *told)
         return pb.SynthesizeCandidateResponse(candidate=candidate, model_tokens=spent.tokens)
 
-    def RepairCandidate(
-        self, request: pb.RepairCandidateRequest, context: grpc.ServicerContext
-    ) -> pb.RepairCandidateResponse:
+    def RepairCandidate(self, request: pb.RepairCandidateRequest, context: object) -> pb.RepairCandidateResponse:
         """See the contract."""
         del context
         with counting() as spent:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
-import grpc
-
 from gpu_bench import metrics
 from gpu_bench.nvml import Gpu
 from gpu_bench.quarantine import Quarantine, Watch
@@ -31,7 +29,7 @@ class BenchmarkServicer(benchmark_service_pb2_grpc.BenchmarkServiceServicer):
         self._holding = metrics.Holding()
 
     def CompareOutputs(
-        self, request: benchmark_service_pb2.CompareOutputsRequest, context: grpc.ServicerContext
+        self, request: benchmark_service_pb2.CompareOutputsRequest, context: object
     ) -> benchmark_service_pb2.CompareOutputsResponse:
         """Runs the program on the cases of the request."""
         del context
@@ -46,7 +44,7 @@ class BenchmarkServicer(benchmark_service_pb2_grpc.BenchmarkServiceServicer):
             return response
 
     def MeasureArtifact(
-        self, request: benchmark_service_pb2.MeasureArtifactRequest, context: grpc.ServicerContext
+        self, request: benchmark_service_pb2.MeasureArtifactRequest, context: object
     ) -> benchmark_service_pb2.MeasureArtifactResponse:
         """Times the program of the request."""
         del context
@@ -62,7 +60,7 @@ class BenchmarkServicer(benchmark_service_pb2_grpc.BenchmarkServiceServicer):
             return response
 
     def OpenTask(
-        self, request: benchmark_service_pb2.OpenTaskRequest, context: grpc.ServicerContext
+        self, request: benchmark_service_pb2.OpenTaskRequest, context: object
     ) -> benchmark_service_pb2.OpenTaskResponse:
         """Opens the task's session."""
         del context
@@ -72,7 +70,7 @@ class BenchmarkServicer(benchmark_service_pb2_grpc.BenchmarkServiceServicer):
             return benchmark_service_pb2.OpenTaskResponse()
 
     def RunReference(
-        self, request: benchmark_service_pb2.RunReferenceRequest, context: grpc.ServicerContext
+        self, request: benchmark_service_pb2.RunReferenceRequest, context: object
     ) -> benchmark_service_pb2.RunReferenceResponse:
         """Times the task's module by itself."""
         del context
@@ -83,7 +81,7 @@ class BenchmarkServicer(benchmark_service_pb2_grpc.BenchmarkServiceServicer):
             return benchmark_service_pb2.RunReferenceResponse(report=report)
 
     def DescribeDevice(
-        self, request: benchmark_service_pb2.DescribeDeviceRequest, context: grpc.ServicerContext
+        self, request: benchmark_service_pb2.DescribeDeviceRequest, context: object
     ) -> benchmark_service_pb2.DescribeDeviceResponse:
         """Describes the device of a target."""
         del context

@@ -238,12 +238,13 @@ class Archive:
         query = _TRIAL.where(_trials.c.run_id == run_id).order_by(_trials.c.number)
         return [self._kept(trial_pb2.Trial, row) for row in self._rows(query)]
 
-    def events(self, run_id: str, after: int = 0) -> list[run_pb2.RunEvent]:
-        """Events of a run past a number, in order."""
+    def events(self, run_id: str, after: int = 0, limit: int | None = None) -> list[run_pb2.RunEvent]:
+        """Events of a run past a number, in order; the first so many of them."""
         query = (
             sa.select(_events.c.run_id, _events.c.message)
             .where(_events.c.run_id == run_id, _events.c.number > after)
             .order_by(_events.c.number)
+            .limit(limit)
         )
         return [self._kept(run_pb2.RunEvent, row) for row in self._rows(query)]
 

@@ -4,9 +4,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-
-import grpc
+from collections.abc import AsyncIterator
 
 from orchestrator.archive import Archive
 from orchestrator.exports import export_files, export_shapes
@@ -34,49 +32,40 @@ class OptimizationServicer(optimization_service_pb2_grpc.OptimizationServiceServ
     def __init__(self, host: RunHost, devices: Devices | None = None, gate: DeviceGate | None = None) -> None:
         self._host, self._devices, self._gate = host, devices, gate
 
-    def CreateRun(
-        self, request: messages.CreateRunRequest, context: grpc.ServicerContext
-    ) -> messages.CreateRunResponse:
+    def CreateRun(self, request: messages.CreateRunRequest, context: object) -> messages.CreateRunResponse:
         """Starts a run and returns at once."""
         accept(request.task)
         run = self._host.create(request.task, request.budget, request.search, request.fresh)
         return messages.CreateRunResponse(run=run)
 
-    def GetRun(self, request: messages.GetRunRequest, context: grpc.ServicerContext) -> messages.GetRunResponse:
+    def GetRun(self, request: messages.GetRunRequest, context: object) -> messages.GetRunResponse:
         """Gives one run."""
         return messages.GetRunResponse(run=self._host.run(request.run_id))
 
-    def ListRuns(self, request: messages.ListRunsRequest, context: grpc.ServicerContext) -> messages.ListRunsResponse:
+    def ListRuns(self, request: messages.ListRunsRequest, context: object) -> messages.ListRunsResponse:
         """Lists runs, newest first."""
         runs = self._host.runs(request.limit, request.task_digest, request.before)
         return messages.ListRunsResponse(runs=map(light, runs) if request.light else runs)
 
-    def ListTrials(
-        self, request: messages.ListTrialsRequest, context: grpc.ServicerContext
-    ) -> messages.ListTrialsResponse:
+    def ListTrials(self, request: messages.ListTrialsRequest, context: object) -> messages.ListTrialsResponse:
         """Lists the trials of a run in order."""
         trials = self._host.trials(request.run_id)
         return messages.ListTrialsResponse(
             trials=[without_bulk(trial, keep_sources=request.with_sources) for trial in trials]
         )
 
-    def WatchRun(
-        self, request: messages.WatchRunRequest, context: grpc.ServicerContext
-    ) -> Iterator[messages.WatchRunResponse]:
+    async def WatchRun(
+        self, request: messages.WatchRunRequest, context: object
+    ) -> AsyncIterator[messages.WatchRunResponse]:
         """Streams what happens in a run until it ends."""
-        go_on = context.is_active if context else lambda: True  # `client.InProcess` has no context
-        for event in self._host.watch(request.run_id, request.after, go_on):
+        async for event in self._host.watch(request.run_id, request.after):
             yield messages.WatchRunResponse(event=event)
 
-    def CancelRun(
-        self, request: messages.CancelRunRequest, context: grpc.ServicerContext
-    ) -> messages.CancelRunResponse:
+    def CancelRun(self, request: messages.CancelRunRequest, context: object) -> messages.CancelRunResponse:
         """Asks a run to stop."""
         return messages.CancelRunResponse(run=self._host.cancel(request.run_id))
 
-    def ExportBest(
-        self, request: messages.ExportBestRequest, context: grpc.ServicerContext
-    ) -> messages.ExportBestResponse:
+    def ExportBest(self, request: messages.ExportBestRequest, context: object) -> messages.ExportBestResponse:
         """Writes the best kernel of a run, or of several runs of one module, as a file or a folder of files."""
         exporter: Exporter = plugins.load("exporter", request.flavour or DEFAULT_EXPORTER)
         runs = [self._host.run(run_id) for run_id in (request.run_id, *request.other_run_ids)]
@@ -90,9 +79,7 @@ class OptimizationServicer(optimization_service_pb2_grpc.OptimizationServiceServ
                 made = [messages.ExportedFile(path=path, text=text) for path, text in files.items()]
                 return messages.ExportBestResponse(file_name=export_files.own_name(name), files=made)
 
-    def DescribeQueue(
-        self, request: messages.DescribeQueueRequest, context: grpc.ServicerContext
-    ) -> messages.DescribeQueueResponse:
+    def DescribeQueue(self, request: messages.DescribeQueueRequest, context: object) -> messages.DescribeQueueResponse:
         """Says which runs have not ended, and what the devices do."""
         made = messages.DescribeQueueResponse(runs=self._host.under_way(), change_count=self._host.change_count)
         if self._gate is not None:

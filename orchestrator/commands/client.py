@@ -87,7 +87,13 @@ class InProcess:
     """Past runs through the same eight methods, without a server. It starts nothing."""
 
     def __init__(self, archive: Archive) -> None:
-        self._servicer: Any = OptimizationServicer(RunHost(archive, _no_agents))
+        self._host = RunHost(archive, _no_agents)
+        self._servicer: Any = OptimizationServicer(self._host)
+
+    def WatchRun(self, request: messages.WatchRunRequest, **_: object) -> Iterator[messages.WatchRunResponse]:
+        """What happened in a run, and no more."""
+        events = self._host.past_events(request.run_id, request.after)
+        return (messages.WatchRunResponse(event=event) for event in events)
 
     def __getattr__(self, method: str) -> Callable[..., Any]:
         answer = getattr(self._servicer, method)

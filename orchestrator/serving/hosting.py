@@ -8,12 +8,13 @@ prepare what needs none, others wait as QUEUED.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import queue
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -32,6 +33,9 @@ DEFAULT_SEARCH = "beam"
 QUIET_SECONDS = 0.5
 """Least time between two records of a run of which nothing but its counts has changed; each trial has its own."""
 
+EVENTS_AT_ONCE = 256
+"""Of a run that has ended, what is read for a watcher before it is sent."""
+
 MakeRun = Callable[[run_pb2.Run, Search, "Story", bool], SearchRun]
 """(run, strategy, observer, fresh) → a run that is ready to execute, its task's target set."""
 
@@ -48,7 +52,8 @@ class Story:
     conductor: SearchRun | None = None
 
     def __post_init__(self) -> None:
-        self.changed = threading.Condition()
+        self.lock = threading.Lock()
+        self._followers: set[Callable[[], None]] = set()
         self._kept: tuple[run_pb2.RunState.ValueType, str] = (run_pb2.RUN_STATE_UNSPECIFIED, "")
         self._kept_at = 0.0
         self._archived_count = 0
@@ -105,23 +110,38 @@ class Story:
             yield event
             self._archived_count += 1
         finally:
-            with self.changed:
+            with self.lock:
                 remember()
                 self.events.append(event)
-                self.changed.notify_all()
+                followers = list(self._followers)
+            for wake in followers:
+                wake()
 
-    def follow(self, after: int, go_on: Callable[[], bool] = lambda: True) -> Iterator[run_pb2.RunEvent]:
-        """Events past a number, as they come, until the run has ended or, within a second, `go_on` became false."""
-        number = after
-        while go_on():
-            with self.changed:
-                if len(self.events) <= number and not self.ended:
-                    self.changed.wait(timeout=1.0)
-                new, ended = self.events[number:], self.ended
-            yield from new
-            number += len(new)
-            if ended and number >= len(self.events):
-                return
+    async def follow(self, after: int) -> AsyncIterator[run_pb2.RunEvent]:
+        """Events past a number, as they come, until the run has ended. However many follow, they hold no thread."""
+        loop, changed = asyncio.get_running_loop(), asyncio.Event()
+
+        def wake() -> None:
+            loop.call_soon_threadsafe(changed.set)
+
+        with self.lock:
+            self._followers.add(wake)
+        try:
+            number = after
+            while True:
+                changed.clear()
+                with self.lock:
+                    new, ended = self.events[number:], self.ended
+                for event in new:
+                    yield event
+                number += len(new)
+                if ended and number >= len(self.events):
+                    return
+                if not new:
+                    await changed.wait()
+        finally:
+            with self.lock:
+                self._followers.discard(wake)
 
 
 class RunHost:
@@ -192,17 +212,29 @@ class RunHost:
         story = self._stories.get(run.id)
         return list(story.trials) if story else self._archive.trials(run.id)
 
-    def watch(self, run_id: str, after: int, go_on: Callable[[], bool] = lambda: True) -> Iterator[run_pb2.RunEvent]:
-        """Events past a number until the run ends, or `go_on` is false.
+    async def watch(self, run_id: str, after: int) -> AsyncIterator[run_pb2.RunEvent]:
+        """Events past a number until the run ends.
 
         Raises:
             NotFound: no such run.
         """
-        run = self.run(run_id)
+        run = await asyncio.to_thread(self.run, run_id)
         if story := self._stories.get(run.id):
-            yield from story.follow(after, go_on)
-        else:
-            yield from self._archive.events(run.id, after)
+            async for event in story.follow(after):
+                yield event
+            return
+        while page := await asyncio.to_thread(self._archive.events, run.id, after, EVENTS_AT_ONCE):
+            for event in page:
+                yield event
+            after = page[-1].number
+
+    def past_events(self, run_id: str, after: int) -> list[run_pb2.RunEvent]:
+        """Events past a number that the archive has.
+
+        Raises:
+            NotFound: no such run.
+        """
+        return self._archive.events(self.run(run_id).id, after)
 
     def cancel(self, run_id: str) -> run_pb2.Run:
         """Asks a run to stop; one that has ended stays as it is.

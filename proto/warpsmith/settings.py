@@ -65,7 +65,7 @@ class Settings:
     drain_seconds: float = 10.0
     """How long calls under way may go on after a stop was asked for."""
     thread_count: int = 16
-    """Calls served at once."""
+    """Calls worked on at once; who watches a run, or asks for health, takes none."""
     parent_pid: int | None = None
     """Process whose end ends this one too; local mode sets it."""
     runs_directory: Path = Path("runs")

@@ -8,11 +8,12 @@ one. What a caller may do is not decided here: every token may do everything. Th
 from __future__ import annotations
 
 import hmac
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import grpc
+import grpc.aio
 
 from warpsmith import local_sockets
 from warpsmith.errors import BadInput, TokenRefused
@@ -61,7 +62,7 @@ class TokenFile:
                 raise BadInput(f"{self._file}: a token is one word of {LEAST_CHARACTERS} characters at least")
 
 
-def demanded(file: Path | None) -> tuple[grpc.ServerInterceptor, ...]:
+def demanded(file: Path | None) -> tuple[grpc.aio.ServerInterceptor, ...]:
     """The interceptor that lets through who shows a token of the file; none where there is no file.
 
     Raises:
@@ -70,16 +71,16 @@ def demanded(file: Path | None) -> tuple[grpc.ServerInterceptor, ...]:
     return () if file is None else (_Demanded(TokenFile(file)),)
 
 
-class _Demanded(grpc.ServerInterceptor):
+class _Demanded(grpc.aio.ServerInterceptor):
     def __init__(self, file: TokenFile) -> None:
         self._file = file
 
-    def intercept_service(
-        self, continuation: Callable[[Any], Any], details: grpc.HandlerCallDetails
-    ) -> grpc.RpcMethodHandler[Any, Any] | None:
-        handler = continuation(details)
+    async def intercept_service(
+        self, continuation: Callable[[Any], Awaitable[Any]], details: grpc.HandlerCallDetails
+    ) -> Any:
+        handler = await continuation(details)
         if handler is None or details.method.startswith(_OPEN) or self._lets(details):
-            return handler  # type: ignore[no-any-return]
+            return handler
         return _refusing(handler, details.method)
 
     def _lets(self, details: grpc.HandlerCallDetails) -> bool:
@@ -93,14 +94,14 @@ class _Demanded(grpc.ServerInterceptor):
 def _refusing(handler: Any, method: str) -> grpc.RpcMethodHandler[Any, Any]:
     said = f"this orchestrator asks for a token, and the call shows none or a wrong one: set {VARIABLE}"
 
-    def refuse(request: Any, context: grpc.ServicerContext) -> Any:
+    async def refuse(request: Any, context: Any) -> Any:
         del request
         if method.startswith("/grpc."):  # a service of gRPC's own, whose exceptions nobody translates
-            context.abort(grpc.StatusCode.UNAUTHENTICATED, said)
+            await context.abort(grpc.StatusCode.UNAUTHENTICATED, said)
         raise TokenRefused(said)
 
-    def refuse_stream(request: Any, context: grpc.ServicerContext) -> Any:
-        yield refuse(request, context)
+    async def refuse_stream(request: Any, context: Any) -> Any:
+        yield await refuse(request, context)
 
     make: Any = {
         (False, False): lambda **how: grpc.unary_unary_rpc_method_handler(refuse, **how),

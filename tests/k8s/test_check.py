@@ -176,11 +176,6 @@ def test_pods_of_one_service_keep_apart_and_not_from_other_services(objects: lis
         assert spread["whenUnsatisfiable"] == "ScheduleAnyway", "a laptop's cluster has one node"
 
 
-def test_an_orchestrator_with_many_watchers_has_threads_left(objects: list[dict[str, Any]]) -> None:
-    read = settings.read(check.environment(deployment(objects, "orchestrator")))
-    assert read.thread_count >= 256
-
-
 def test_the_database_is_one_edge_more() -> None:
     plain, small = (check.edges(render.render(K8S / name), "Egress") for name in ("overlays/cpu", "examples/small"))
     assert small - plain == {("orchestrator", "postgres")}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import threading
 import time
@@ -248,7 +249,7 @@ def test_past_runs_are_read_without_a_server(tmp_path: Path) -> None:
     assert [event.number for event in again] == [event.number for event in events]
 
 
-def test_watchers_that_left_a_run_in_which_nothing_happens_hold_no_thread(archive: Archive) -> None:
+def test_watchers_of_a_run_in_which_nothing_happens_hold_no_thread(archive: Archive) -> None:
     release = threading.Event()
 
     def make_run(*_: object) -> SearchRun:
@@ -261,15 +262,26 @@ def test_watchers_that_left_a_run_in_which_nothing_happens_hold_no_thread(archiv
     try:
         orchestrator = orchestrator_at(f"127.0.0.1:{server.port}")
         run = client.create(orchestrator, testing.task(), BUDGET)
-        watches = [iter(orchestrator.WatchRun(messages.WatchRunRequest(run_id=run.id))) for _ in range(4)]
+        request = messages.WatchRunRequest(run_id=run.id)
+        watches = [iter(orchestrator.WatchRun(request)) for _ in range(64)]
         for watch in watches:
             assert next(watch).event.number == 1
-        for watch in watches:
+        assert orchestrator.GetRun(messages.GetRunRequest(run_id=run.id), timeout=5.0).run.id == run.id
+        assert service.wait_until_healthy(f"127.0.0.1:{server.port}", 5.0)
+        for watch in watches[1:]:
             watch.close()  # type: ignore[attr-defined]
-        assert orchestrator.GetRun(messages.GetRunRequest(run_id=run.id), timeout=15.0).run.id == run.id
+        release.set()
+        assert next(watches[0]).event.run.message == "released"
     finally:
         release.set()
         server.stop()
+
+
+def events_of(host: RunHost, run_id: str, after: int = 0) -> list[run_pb2.RunEvent]:
+    async def watched() -> list[run_pb2.RunEvent]:
+        return [event async for event in host.watch(run_id, after)]
+
+    return asyncio.run(watched())
 
 
 def test_an_ended_run_leaves_memory_and_is_told_by_the_archive_as_it_was(archive: Archive) -> None:
@@ -284,15 +296,15 @@ def test_an_ended_run_leaves_memory_and_is_told_by_the_archive_as_it_was(archive
 
     host = RunHost(archive, make_run)
     run_id = host.create(testing.task(), BUDGET, "", fresh=True).id
-    watched_events = list(host.watch(run_id, 0))
+    watched_events = events_of(host, run_id)
     end = time.monotonic() + 20.0
     while (host._stories or made[0]() is not None) and time.monotonic() < end:
         time.sleep(0.02)
         gc.collect()
     assert (host._stories, made[0]()) == ({}, None)
     story = told[0]
-    assert watched_events == story.events == list(host.watch(run_id, 0))
-    assert list(host.watch(run_id, 3)) == story.events[3:]
+    assert watched_events == story.events == events_of(host, run_id) == host.past_events(run_id, 0)
+    assert events_of(host, run_id, 3) == host.past_events(run_id, 3) == story.events[3:]
     assert host.trials(run_id) == story.trials != []
     assert host.run(run_id) == host.cancel(run_id) == host.runs(0, "")[0] == story.run
     host.close()

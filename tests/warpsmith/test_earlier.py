@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -292,7 +292,7 @@ class EarlierSynthesis(synthesis_service_pb2_grpc.SynthesisServiceServicer):
 class EarlierRuns(optimization_service_pb2_grpc.OptimizationServiceServicer):
     """Streams as an earlier version does."""
 
-    def WatchRun(self, request: Any, context: object) -> Iterator[optimization_service_pb2.WatchRunResponse]:
+    async def WatchRun(self, request: Any, context: object) -> AsyncIterator[optimization_service_pb2.WatchRunResponse]:
         del request, context
         response = optimization_service_pb2.WatchRunResponse()
         response.event.trial.MergeFromString(OLD_TRIAL)

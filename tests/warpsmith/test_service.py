@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import concurrent.futures
 import contextlib
 import os
@@ -12,7 +13,7 @@ import sys
 import threading
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,7 +25,7 @@ from orchestrator.serving import local
 from warpsmith import service
 from warpsmith.errors import BadInput, NotFound, ServiceFault
 from warpsmith.models.model_turn import counting, took
-from warpsmith.service import dialing
+from warpsmith.service import dialing, handlers
 from warpsmith.settings import Settings, read
 from warpsmith.v1 import (
     optimization_service_pb2 as api,
@@ -60,19 +61,19 @@ class Scripted(api_grpc.OptimizationServiceServicer):
         response.run.id = request.run_id
         return response
 
-    def CreateRun(self, request: api.CreateRunRequest, context: grpc.ServicerContext) -> api.CreateRunResponse:
+    def CreateRun(self, request: api.CreateRunRequest, context: handlers.Call) -> api.CreateRunResponse:
         """Takes as many milliseconds as the budget names trials; the run's name is the connection."""
         self.call_count += 1
         assert self.may_create.wait(60)
         time.sleep(request.budget.trial_count / 1000)
         response = api.CreateRunResponse()
-        response.run.id = context.peer()
+        response.run.id = context.peer
         return response
 
-    def WatchRun(self, request: api.WatchRunRequest, context: object) -> Iterator[api.WatchRunResponse]:
+    async def WatchRun(self, request: api.WatchRunRequest, context: object) -> AsyncIterator[api.WatchRunResponse]:
         del context
         for number in range(1, 1000) if request.run_id == "endless" else (1, 2):
-            time.sleep(0.01)
+            await asyncio.sleep(0.01)
             response = api.WatchRunResponse()
             response.event.number = number
             yield response
@@ -338,6 +339,28 @@ def test_a_replica_that_is_added_gets_calls(monkeypatch: pytest.MonkeyPatch) -> 
             each.stop()
         names.sendto(b"", names.getsockname())
         answering.join(5)
+
+
+def test_calls_that_send_no_message_keep_nobody_waiting() -> None:
+    add = api_grpc.add_OptimizationServiceServicer_to_server
+    running = service.start("test", add, Scripted(), Settings(port=0, drain_seconds=0.1, thread_count=2))
+    hung_up = threading.Event()
+
+    def nothing() -> Iterator[bytes]:
+        hung_up.wait(60)
+        yield from ()
+
+    with grpc.insecure_channel(f"127.0.0.1:{running.port}") as channel:
+        open_call = channel.stream_unary("/warpsmith.v1.OptimizationService/GetRun")
+        calls = [open_call.future(nothing()) for _ in range(32)]
+        try:
+            assert _stub(running, deadline_seconds=5.0).GetRun(api.GetRunRequest(run_id="r1")).run.id == "r1"
+            assert service.wait_until_healthy(f"127.0.0.1:{running.port}", 5.0)
+        finally:
+            hung_up.set()
+            for call in calls:
+                call.cancel()
+            running.stop()
 
 
 # ---- what is counted ---------------------------------------------------------------------------------

@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import grpc
@@ -14,9 +13,8 @@ import pytest
 from authority import Authority
 
 from orchestrator.serving.dialing import orchestrator_at
-from warpsmith import service, tokens
+from warpsmith import service
 from warpsmith.errors import BadInput, ServiceFault, TokenRefused
-from warpsmith.service import handlers
 from warpsmith.settings import Settings, read
 from warpsmith.transport import channel
 from warpsmith.v1 import optimization_service_pb2 as api
@@ -34,7 +32,7 @@ class Answering(api_grpc.OptimizationServiceServicer):
         response.runs.add(id="20260101-000000-abcdef")
         return response
 
-    def WatchRun(self, request: api.WatchRunRequest, context: object) -> Iterator[api.WatchRunResponse]:
+    async def WatchRun(self, request: api.WatchRunRequest, context: object) -> AsyncIterator[api.WatchRunResponse]:
         del request, context
         yield api.WatchRunResponse()
 
@@ -141,16 +139,16 @@ def test_the_setting_is_read() -> None:
 
 
 @pytest.fixture
-def ingress(held: Path, tmp_path: Path) -> Iterator[tuple[str, Path]]:
+def ingress(held: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, Path]]:
     """What stands at the edge of a cluster: TLS for a host, and no certificate asked of callers."""
     tls = Authority("public").issue(tmp_path / "edge", "localhost")
-    server = grpc.server(ThreadPoolExecutor(2), interceptors=[handlers.Translate("test"), *tokens.demanded(held)])
-    api_grpc.add_OptimizationServiceServicer_to_server(Answering(), server)
     shown = [(tls.key.read_bytes(), tls.certificate.read_bytes())]
-    port = server.add_secure_port("127.0.0.1:0", grpc.ssl_server_credentials(shown))
-    server.start()
-    yield f"https://localhost:{port}", tls.authority
-    server.stop(0)
+    monkeypatch.setattr("warpsmith.transport.server_credentials", lambda _: grpc.ssl_server_credentials(shown))
+    settings = Settings(port=0, tls=tls, token_file=held, drain_seconds=0.1)
+    add = api_grpc.add_OptimizationServiceServicer_to_server
+    running = service.start("test", add, Answering(), settings)
+    yield f"https://localhost:{running.port}", tls.authority
+    running.stop()
 
 
 def command(place: str, authority: Path, token: Path | None) -> subprocess.CompletedProcess[str]:

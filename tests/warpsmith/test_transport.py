@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
@@ -26,7 +26,7 @@ class Answering(api_grpc.OptimizationServiceServicer):
         response.run.id = request.run_id
         return response
 
-    def WatchRun(self, request: api.WatchRunRequest, context: object) -> Iterator[api.WatchRunResponse]:
+    async def WatchRun(self, request: api.WatchRunRequest, context: object) -> AsyncIterator[api.WatchRunResponse]:
         del request, context
         for number in (1, 2):
             response = api.WatchRunResponse()

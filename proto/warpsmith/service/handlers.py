@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 import logging
+import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import aclosing
 from typing import Any
 
 import grpc
+import grpc.aio
 from prometheus_client import Counter, Gauge, Histogram
 
 from warpsmith.contract import earlier
@@ -20,6 +26,7 @@ _calls = Counter(
     "warpsmith_grpc_calls_total", "Calls answered, by method and status code.", ["service", "method", "code"]
 )
 _active = Gauge("warpsmith_grpc_calls_active", "Calls that are being answered now.", ["service", "method"])
+_waiting = Gauge("warpsmith_grpc_calls_waiting", "Calls that wait for a free thread of the service.", ["service"])
 _seconds = Histogram(
     "warpsmith_grpc_call_duration_seconds",
     "Time to answer a call, by method.",
@@ -35,47 +42,104 @@ def begin_counting(service: str, method: str) -> None:
     _active.labels(service, method)
 
 
-class Translate(grpc.ServerInterceptor):
-    """Counts and times each call, and turns exceptions of the tree into status codes."""
+class Threads(ThreadPoolExecutor):
+    """The threads of a service; what waits for one of them is seen in a metric."""
 
-    def __init__(self, service: str) -> None:
-        self._service = service
+    def __init__(self, count: int, service: str) -> None:
+        super().__init__(count, thread_name_prefix=service)
+        self._waiting = _waiting.labels(service)
 
-    def intercept_service(
-        self, continuation: Callable[[Any], Any], details: grpc.HandlerCallDetails
-    ) -> grpc.RpcMethodHandler[Any, Any] | None:
-        handler = continuation(details)
+    def submit(self, call: Callable[..., Any], /, *arguments: Any, **named: Any) -> Future[Any]:
+        def begun() -> Any:
+            self._waiting.dec()
+            return call(*arguments, **named)
+
+        self._waiting.inc()
+        submitted = super().submit(begun)
+        submitted.add_done_callback(lambda done: self._waiting.dec() if done.cancelled() else None)
+        return submitted
+
+
+class Translate(grpc.aio.ServerInterceptor):
+    """Counts and times each call, and turns exceptions of the tree into status codes.
+
+    A method that gives one answer runs in one of the threads, unless it is asynchronous; a stream is an asynchronous
+    generator, and holds none.
+    """
+
+    def __init__(self, service: str, threads: Threads) -> None:
+        self._service, self._threads = service, threads
+
+    async def intercept_service(
+        self, continuation: Callable[[Any], Awaitable[Any]], details: grpc.HandlerCallDetails
+    ) -> Any:
+        handler = await continuation(details)
         method = details.method.rsplit("/", 1)[-1]
         if handler is None or details.method.startswith("/grpc."):
-            return handler  # type: ignore[no-any-return]
-        if handler.response_streaming:
-            return grpc.unary_stream_rpc_method_handler(
-                self._streaming(handler.unary_stream, method),
-                request_deserializer=_reading(handler.request_deserializer),
-                response_serializer=handler.response_serializer,
-            )
-        return grpc.unary_unary_rpc_method_handler(
-            self._unary(handler.unary_unary, method),
+            return handler
+        make, answer = (
+            (grpc.unary_stream_rpc_method_handler, self._streaming(handler.unary_stream, method))
+            if handler.response_streaming
+            else (grpc.unary_unary_rpc_method_handler, self._unary(handler.unary_unary, method))
+        )
+        return make(
+            answer,
             request_deserializer=_reading(handler.request_deserializer),
             response_serializer=handler.response_serializer,
         )
 
-    def _unary(self, inner: Callable[[Any, Any], Any], method: str) -> Callable[[Any, Any], Any]:
-        def answer(request: Any, context: grpc.ServicerContext) -> Any:
-            with self._account(method, context):
-                return inner(request, context)
+    def _unary(self, inner: Callable[[Any, Any], Any], method: str) -> Callable[[Any, Any], Awaitable[Any]]:
+        async def answer(request: Any, context: Any) -> Any:
+            call = Call(context)
+            account = _Account(self._service, method, call)
+
+            def in_thread() -> Any:
+                with account:
+                    return inner(request, call)
+
+            try:
+                if not inspect.iscoroutinefunction(inner):
+                    return await asyncio.wrap_future(self._threads.submit(in_thread))
+                with account:
+                    return await inner(request, call)
+            except asyncio.CancelledError:
+                call.is_left = True
+                raise
+            except Exception as error:
+                await _abort(context, method, error)
 
         return answer
 
-    def _streaming(self, inner: Callable[[Any, Any], Any], method: str) -> Callable[[Any, Any], Any]:
-        def answer(request: Any, context: grpc.ServicerContext) -> Iterator[Any]:
-            with self._account(method, context):
-                yield from inner(request, context)
+    def _streaming(self, inner: Callable[[Any, Any], Any], method: str) -> Callable[[Any, Any], AsyncIterator[Any]]:
+        async def answer(request: Any, context: Any) -> AsyncIterator[Any]:
+            call = Call(context)
+            try:
+                with _Account(self._service, method, call):
+                    async with aclosing(inner(request, call)) as responses:
+                        async for response in responses:
+                            yield response
+            except Exception as error:
+                await _abort(context, method, error)
 
         return answer
 
-    def _account(self, method: str, context: grpc.ServicerContext) -> _Account:
-        return _Account(self._service, method, context)
+
+class Call:
+    """What a method may know of its call, in any thread and for as long as it likes: gRPC's own context does not
+    outlive the call.
+    """
+
+    def __init__(self, context: Any) -> None:
+        self.peer: str = context.peer()
+        remaining = context.time_remaining()
+        self._deadline = math.inf if remaining is None else time.monotonic() + remaining
+        self.is_left = False
+        """Whether the caller no longer waits."""
+
+    @property
+    def is_late(self) -> bool:
+        """Whether its time is over."""
+        return time.monotonic() >= self._deadline
 
 
 def _reading(deserialize: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
@@ -84,34 +148,39 @@ def _reading(deserialize: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
 
 
 class _Account:
-    """Times one call and ends it with the right status."""
+    """Times one call, and counts how it ended."""
 
-    def __init__(self, service: str, method: str, context: grpc.ServicerContext) -> None:
+    def __init__(self, service: str, method: str, call: Call) -> None:
         self._labels = (service, method)
-        self._context = context
+        self._call = call
 
     def __enter__(self) -> None:
         self._start = time.perf_counter()
         _active.labels(*self._labels).inc()
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        code = grpc.StatusCode.OK
-        if isinstance(error, GeneratorExit) or not self._context.is_active():  # the caller no longer waits
-            is_late = self._context.time_remaining() <= 0
-            code = grpc.StatusCode.DEADLINE_EXCEEDED if is_late else grpc.StatusCode.CANCELLED
-        elif isinstance(error, WarpsmithError):
-            code = to_status(error)
-        elif error is not None:
-            code = grpc.StatusCode.INTERNAL
+        code = _code(error)
+        if self._call.is_left or isinstance(error, GeneratorExit | asyncio.CancelledError):
+            code = grpc.StatusCode.DEADLINE_EXCEEDED if self._call.is_late else grpc.StatusCode.CANCELLED
         _active.labels(*self._labels).dec()
         _seconds.labels(*self._labels).observe(time.perf_counter() - self._start)
         _calls.labels(*self._labels, code.name).inc()
-        if isinstance(error, WarpsmithError):
-            log.info("%s: %s: %s", self._labels[1], type(error).__name__, error)
-            tokens = ((TOKENS, str(error.model_tokens)),) if error.model_tokens else ()
-            self._context.set_trailing_metadata(((KIND, type(error).__name__), *tokens))
-            self._context.abort(code, str(error))
-        elif isinstance(error, Exception):
-            log.error("%s failed", self._labels[1], exc_info=error)
-            self._context.set_trailing_metadata(((KIND, type(error).__name__),))
-            self._context.abort(code, f"{type(error).__name__}: {error}")
+
+
+def _code(error: BaseException | None) -> grpc.StatusCode:
+    if error is None:
+        return grpc.StatusCode.OK
+    return to_status(error) if isinstance(error, WarpsmithError) else grpc.StatusCode.INTERNAL
+
+
+async def _abort(context: Any, method: str, error: Exception) -> None:
+    """Ends a call with the status of what its method raised."""
+    shown, metadata = f"{type(error).__name__}: {error}", [(KIND, type(error).__name__)]
+    if isinstance(error, WarpsmithError):
+        log.info("%s: %s", method, shown)
+        shown = str(error)
+        if error.model_tokens:
+            metadata.append((TOKENS, str(error.model_tokens)))
+    else:
+        log.error("%s failed", method, exc_info=error)
+    await context.abort(_code(error), shown, tuple(metadata))

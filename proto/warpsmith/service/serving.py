@@ -5,20 +5,22 @@
 
 from __future__ import annotations
 
+import asyncio
+import functools
 import logging
 import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc
+import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
-from prometheus_client import Gauge, start_http_server
+from prometheus_client import start_http_server
 
 from warpsmith import local_sockets, printable, tokens, transport
 from warpsmith import settings as settings_module
@@ -30,28 +32,23 @@ from warpsmith.settings import Settings
 
 log = logging.getLogger("warpsmith")
 
+ResultT = TypeVar("ResultT")
+
 CONNECTION_AGE_MS = 30_000
 """After so long a server has its clients connect anew, and a client looks up the name again: without it, replicas that
 are added get no calls. Calls under way end where they are."""
 
-_waiting = Gauge("warpsmith_grpc_calls_waiting", "Calls that wait for a free thread of the service.", ["service"])
+
+@functools.cache
+def _loop() -> asyncio.AbstractEventLoop:
+    """The process's event loop, in a thread of its own: gRPC has one for all servers."""
+    made = asyncio.new_event_loop()
+    threading.Thread(target=made.run_forever, name="grpc", daemon=True).start()
+    return made
 
 
-class _Threads(ThreadPoolExecutor):
-    """The threads of a service; what waits for one of them is seen in a metric."""
-
-    def __init__(self, count: int, service: str) -> None:
-        super().__init__(count, thread_name_prefix=service)
-        self._waiting = _waiting.labels(service)
-
-    def submit(self, call: Callable[..., Any], /, *arguments: Any, **named: Any) -> Future[Any]:
-        def begun() -> Any:
-            self._waiting.dec()
-            return call(*arguments, **named)
-
-        submitted = super().submit(begun)
-        self._waiting.inc()
-        return submitted
+def _on_loop(work: Coroutine[Any, Any, ResultT]) -> ResultT:
+    return asyncio.run_coroutine_threadsafe(work, _loop()).result()
 
 
 @dataclass
@@ -62,8 +59,9 @@ class Serving:
     port: int
     """Its gRPC port; 0 where it listens at a Unix socket only."""
     metrics_port: int | None
-    _servers: tuple[grpc.Server, ...]
-    _health: health.HealthServicer
+    _servers: tuple[grpc.aio.Server, ...]
+    _health: health.aio.HealthServicer
+    _threads: handlers.Threads
     _drain_seconds: float
     _close: Callable[[], None]
 
@@ -74,58 +72,74 @@ class Serving:
         """Refuses new calls, lets those under way end, and returns when all is closed."""
         if self._stopped.is_set():
             return
-        self._health.enter_graceful_shutdown()
-        for event in [server.stop(self._drain_seconds) for server in self._servers]:
-            event.wait()
+        _on_loop(self._drained())
+        self._threads.shutdown(wait=False)
         self._close()
         self._stopped.set()
+
+    async def _drained(self) -> None:
+        await self._health.enter_graceful_shutdown()
+        await asyncio.gather(*(server.stop(self._drain_seconds) for server in self._servers))
 
     def wait(self) -> None:
         """Blocks until stopped."""
         self._stopped.wait()
 
 
-def start(name: str, add: Callable[[Any, grpc.Server], None], servicer: Any, settings: Settings) -> Serving:
+def start(name: str, add: Callable[[Any, Any], None], servicer: Any, settings: Settings) -> Serving:
     """Starts serving and returns at once.
 
-    `add` is the generated `add_…Servicer_to_server`. A servicer's `close()` is called after the drain. One that may
-    find itself unfit has `when_unfit(tell)`: after `tell()` the process lives on, and is not ready for calls.
+    `add` is the generated `add_…Servicer_to_server`. Methods that give one answer run in threads, streams are
+    asynchronous generators. A servicer's `close()` is called after the drain. One that may find itself unfit has
+    `when_unfit(tell)`: after `tell()` the process lives on, and is not ready for calls.
 
     Raises:
         BadInput: neither a socket nor a port is named, a port is in use, a socket's folder is not private, or a
             certificate cannot be read; names it.
     """
-    server = grpc.server(
-        _Threads(settings.thread_count, name),
-        interceptors=[handlers.Translate(name), *tokens.demanded(settings.token_file)],
+    demanded = tokens.demanded(settings.token_file)
+    serving = _on_loop(_started(name, add, servicer, settings, demanded))
+    if settings.port_file is not None:
+        private_files.replace(settings.port_file, f"{serving.port} {serving.metrics_port or 0}\n")
+    return serving
+
+
+async def _started(
+    name: str,
+    add: Callable[[Any, Any], None],
+    servicer: Any,
+    settings: Settings,
+    interceptors: Sequence[grpc.aio.ServerInterceptor],
+) -> Serving:
+    threads = handlers.Threads(settings.thread_count, name)
+    server = grpc.aio.server(
+        interceptors=[handlers.Translate(name, threads), *interceptors],
         options=[*OPTIONS, ("grpc.max_connection_age_ms", CONNECTION_AGE_MS)],
     )
     add(servicer, server)
-    state = health.HealthServicer()
+    state = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(state, server)
     full_names = [base.__module__ for base in type(servicer).__mro__ if base.__module__.endswith("_pb2_grpc")]
     _reflect(name, server, full_names)
     port = _listen(server, settings)
     servers = [server]
     if settings.health_port is not None:
-        probe = grpc.server(ThreadPoolExecutor(2), options=OPTIONS)
+        probe = grpc.aio.server(options=OPTIONS)
         health_pb2_grpc.add_HealthServicer_to_server(state, probe)
         _bind(probe, f"{settings.host}:{settings.health_port}")
         servers.append(probe)
     metrics_port = _start_metrics(settings)
     for each in servers:
-        each.start()
+        await each.start()
     for part in ("", LIVENESS):
-        state.set(part, health_pb2.HealthCheckResponse.SERVING)
+        await state.set(part, health_pb2.HealthCheckResponse.SERVING)
     if hasattr(servicer, "when_unfit"):
-        servicer.when_unfit(lambda: state.set("", health_pb2.HealthCheckResponse.NOT_SERVING))
-    if settings.port_file is not None:
-        private_files.replace(settings.port_file, f"{port} {metrics_port or 0}\n")
+        servicer.when_unfit(lambda: _on_loop(state.set("", health_pb2.HealthCheckResponse.NOT_SERVING)))
     close = getattr(servicer, "close", lambda: None)
-    return Serving(name, port, metrics_port, tuple(servers), state, settings.drain_seconds, close)
+    return Serving(name, port, metrics_port, tuple(servers), state, threads, settings.drain_seconds, close)
 
 
-def serve(name: str, add: Callable[[Any, grpc.Server], None], make: Callable[[Settings], Any]) -> None:
+def serve(name: str, add: Callable[[Any, Any], None], make: Callable[[Settings], Any]) -> None:
     """Reads the settings, makes the servicer, serves until SIGTERM or SIGINT, drains and returns.
 
     What cannot start ends the process with code 2 and one line that says why.
@@ -154,7 +168,7 @@ def serve(name: str, add: Callable[[Any, grpc.Server], None], make: Callable[[Se
         local_sockets.clean_up(settings.socket, settings.port_file)
 
 
-def _reflect(name: str, server: grpc.Server, stub_modules: Sequence[str]) -> None:
+def _reflect(name: str, server: grpc.aio.Server, stub_modules: Sequence[str]) -> None:
     names = [reflection.SERVICE_NAME, health.SERVICE_NAME]
     for module in stub_modules:
         descriptor = sys.modules[module.removesuffix("_grpc")].DESCRIPTOR
@@ -165,7 +179,7 @@ def _reflect(name: str, server: grpc.Server, stub_modules: Sequence[str]) -> Non
     reflection.enable_server_reflection(names, server)
 
 
-def _listen(server: grpc.Server, settings: Settings) -> int:
+def _listen(server: grpc.aio.Server, settings: Settings) -> int:
     """Binds the socket, where there is one, and then the port, where there is one; gives the port, or 0."""
     if settings.socket is not None:
         _bind(server, local_sockets.address_of(local_sockets.place_for(settings.socket)))
@@ -180,7 +194,7 @@ def _listen(server: grpc.Server, settings: Settings) -> int:
     return _bind(server, f"{settings.host}:{settings.port}", credentials)
 
 
-def _bind(server: grpc.Server, place: str, credentials: grpc.ServerCredentials | None = None) -> int:
+def _bind(server: grpc.aio.Server, place: str, credentials: grpc.ServerCredentials | None = None) -> int:
     try:
         bound = server.add_secure_port(place, credentials) if credentials else server.add_insecure_port(place)
     except RuntimeError:
