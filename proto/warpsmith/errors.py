@@ -4,7 +4,8 @@
     ├── BadInput             the user's file, setting or request is wrong; says what to do
     │   ├── IllegalMove      a move that does not apply to this plan
     │   ├── UnknownPlugin    no plugin of that name; says which are installed
-    │   └── TokenRefused     a server asks for a token, and the call shows none that it knows
+    │   ├── TokenRefused     a server asks for a token, and the call shows none that it knows
+    │   └── NotPermitted     who calls is known, and may not do this
     ├── NotFound             a run, trial or artifact that does not exist
     └── Infrastructure       ours to mend; never a candidate's score
         ├── ArchiveFault     what was found cannot be kept: a full disk, a lost database
@@ -49,6 +50,10 @@ class UnknownPlugin(BadInput):
 
 class TokenRefused(BadInput):
     """A server asks for a token, and the call shows none that it knows."""
+
+
+class NotPermitted(BadInput):
+    """Who calls is known, by certificate or token, and may not do this."""
 
 
 class NotFound(WarpsmithError):
@@ -164,6 +169,7 @@ class WorkerRaised(WorkerFault):
 _STATUS: tuple[tuple[type[WarpsmithError], grpc.StatusCode], ...] = (
     (IllegalMove, grpc.StatusCode.FAILED_PRECONDITION),
     (TokenRefused, grpc.StatusCode.UNAUTHENTICATED),
+    (NotPermitted, grpc.StatusCode.PERMISSION_DENIED),
     (BadInput, grpc.StatusCode.INVALID_ARGUMENT),
     (NotFound, grpc.StatusCode.NOT_FOUND),
     (WorkerTimeout, grpc.StatusCode.ABORTED),
@@ -176,6 +182,7 @@ _RAISED: dict[grpc.StatusCode, type[WarpsmithError]] = {
     grpc.StatusCode.INVALID_ARGUMENT: BadInput,
     grpc.StatusCode.NOT_FOUND: NotFound,
     grpc.StatusCode.UNAUTHENTICATED: TokenRefused,
+    grpc.StatusCode.PERMISSION_DENIED: NotPermitted,
 }
 
 _CUT = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)

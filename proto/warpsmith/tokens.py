@@ -1,29 +1,51 @@
 """Bearer tokens: what a server asks of a caller that has no certificate, and what a client sends.
 
 The one idea: a token is a line of a mounted file that is read again when it changes, so that a new one needs no
-restart: a server takes any line, a client sends the first. Health stays open, because a load balancer asks it without
-one. What a caller may do is not decided here: every token may do everything. The header is that of RFC 6750.
+restart: a server takes any line, a client sends the first. Behind a token stand, where they are wanted, its right, its
+holder's name and the project that the runs count for; without, it may do everything. Health stays open, because a load
+balancer asks it without one (`service.handlers`). The header is that of RFC 6750.
 """
 
 from __future__ import annotations
 
 import hmac
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import grpc
-import grpc.aio
 
 from warpsmith import local_sockets
-from warpsmith.errors import BadInput, TokenRefused
+from warpsmith.errors import BadInput
+from warpsmith.permissions import Caller, Right, right_named
 from warpsmith.transport import HTTPS, Tls
 
 VARIABLE = "WARPSMITH_TOKEN_FILE"
 LEAST_CHARACTERS = 20
 """A shorter token could be guessed."""
+REFUSED = f"this orchestrator asks for a token, and the call shows none or a wrong one: set {VARIABLE}"
 _KEY, _SCHEME = "authorization", "Bearer "
-_OPEN = "/grpc.health."
+
+
+@dataclass(frozen=True)
+class Token:
+    """A line of a file: `TOKEN [read|run|admin [NAME [PROJECT]]]`."""
+
+    text: str
+    holder: Caller
+
+    @classmethod
+    def read(cls, line: str) -> Token:
+        """The token of a line.
+
+        Raises:
+            BadInput: says how a line is written.
+        """
+        text, right, name, project = (*line.split(), *[""] * 4)[:4]
+        if len(line.split()) > 4 or len(text) < LEAST_CHARACTERS or not text.isprintable():
+            raise BadInput(f"a line is TOKEN [RIGHT [NAME [PROJECT]]], and a token has {LEAST_CHARACTERS} characters")
+        return cls(text, Caller(name, right_named(right) if right else Right.ADMIN, project))
 
 
 class TokenFile:
@@ -32,10 +54,10 @@ class TokenFile:
     def __init__(self, file: Path) -> None:
         self._file = file
         self._stamp: tuple[int, int, int] | None = None
-        self._last: tuple[str, ...] = ()
+        self._last: tuple[Token, ...] = ()
         self._last = self.tokens()
 
-    def tokens(self) -> tuple[str, ...]:
+    def tokens(self) -> tuple[Token, ...]:
         """What the file holds now; the last where it is just being replaced.
 
         Raises:
@@ -45,74 +67,27 @@ class TokenFile:
             found = self._file.stat()
             stamp = found.st_mtime_ns, found.st_ino, found.st_size
             if stamp != self._stamp:
-                lines = tuple(line.strip() for line in self._file.read_text("ascii").splitlines() if line.strip())
-                self._require(lines)
-                self._last, self._stamp = lines, stamp
+                lines = (line.strip() for line in self._file.read_text("ascii").splitlines())
+                read = tuple(Token.read(line) for line in lines if line)
+                if not read:
+                    raise BadInput("holds no token")
+                self._last, self._stamp = read, stamp
         except (OSError, UnicodeDecodeError, BadInput) as error:
             if not self._last:
-                said = error if isinstance(error, BadInput) else f"{self._file}: cannot be read as a token ({error})"
-                raise BadInput(f"{said}; see {VARIABLE}") from error
+                said = error if isinstance(error, BadInput) else f"cannot be read as a token ({error})"
+                raise BadInput(f"{self._file}: {said}; see {VARIABLE}") from error
         return self._last
 
-    def _require(self, lines: tuple[str, ...]) -> None:
-        if not lines:
-            raise BadInput(f"{self._file}: holds no token")
-        for line in lines:
-            if len(line) < LEAST_CHARACTERS or not line.isprintable() or " " in line:
-                raise BadInput(f"{self._file}: a token is one word of {LEAST_CHARACTERS} characters at least")
-
-
-def demanded(file: Path | None) -> tuple[grpc.aio.ServerInterceptor, ...]:
-    """The interceptor that lets through who shows a token of the file; none where there is no file.
-
-    Raises:
-        BadInput: the file holds no token.
-    """
-    return () if file is None else (_Demanded(TokenFile(file)),)
-
-
-class _Demanded(grpc.aio.ServerInterceptor):
-    def __init__(self, file: TokenFile) -> None:
-        self._file = file
-
-    async def intercept_service(
-        self, continuation: Callable[[Any], Awaitable[Any]], details: grpc.HandlerCallDetails
-    ) -> Any:
-        handler = await continuation(details)
-        if handler is None or details.method.startswith(_OPEN) or self._lets(details):
-            return handler
-        return _refusing(handler, details.method)
-
-    def _lets(self, details: grpc.HandlerCallDetails) -> bool:
-        shown = [str(value) for key, value in details.invocation_metadata or () if key == _KEY]
+    def holder(self, metadata: Iterable[tuple[str, str | bytes]]) -> Caller | None:
+        """Whose token a call shows; None where it shows none of the file."""
+        shown = [str(value) for key, value in metadata if key == _KEY]
         if len(shown) != 1 or not shown[0].startswith(_SCHEME):
-            return False
-        token = shown[0].removeprefix(_SCHEME).encode()
-        return any(hmac.compare_digest(token, each.encode()) for each in self._file.tokens())
-
-
-def _refusing(handler: Any, method: str) -> grpc.RpcMethodHandler[Any, Any]:
-    said = f"this orchestrator asks for a token, and the call shows none or a wrong one: set {VARIABLE}"
-
-    async def refuse(request: Any, context: Any) -> Any:
-        del request
-        if method.startswith("/grpc."):  # a service of gRPC's own, whose exceptions nobody translates
-            await context.abort(grpc.StatusCode.UNAUTHENTICATED, said)
-        raise TokenRefused(said)
-
-    async def refuse_stream(request: Any, context: Any) -> Any:
-        yield await refuse(request, context)
-
-    make: Any = {
-        (False, False): lambda **how: grpc.unary_unary_rpc_method_handler(refuse, **how),
-        (False, True): lambda **how: grpc.unary_stream_rpc_method_handler(refuse_stream, **how),
-        (True, False): lambda **how: grpc.stream_unary_rpc_method_handler(refuse, **how),
-        (True, True): lambda **how: grpc.stream_stream_rpc_method_handler(refuse_stream, **how),
-    }[handler.request_streaming, handler.response_streaming]
-    made: grpc.RpcMethodHandler[Any, Any] = make(
-        request_deserializer=handler.request_deserializer, response_serializer=handler.response_serializer
-    )
-    return made
+            return None
+        text, found = shown[0].removeprefix(_SCHEME).encode(), None
+        for each in self.tokens():  # all of them, so that the time tells nothing
+            if hmac.compare_digest(text, each.text.encode()):
+                found = each.holder
+        return found
 
 
 class _Shown(grpc.UnaryUnaryClientInterceptor, grpc.UnaryStreamClientInterceptor):
@@ -128,7 +103,7 @@ class _Shown(grpc.UnaryUnaryClientInterceptor, grpc.UnaryStreamClientInterceptor
         return continuation(self._with_token(details), request)
 
     def _with_token(self, details: Any) -> Any:
-        metadata = (*(details.metadata or ()), (_KEY, _SCHEME + self._file.tokens()[0]))
+        metadata = (*(details.metadata or ()), (_KEY, _SCHEME + self._file.tokens()[0].text))
         return details._replace(metadata=metadata)
 
 

@@ -2,7 +2,7 @@
 
 The one idea: certificates are mounted files that another program renews, so they are looked at again whenever a
 connection or a call begins, and nothing restarts. A server is known by its role (`benchmark`, `orchestrator`), whatever
-address it was found at. Who may call what is not decided here: every certificate of the same CA may.
+address it was found at. Who may call what is not decided here, but in `permissions`.
 """
 
 from __future__ import annotations

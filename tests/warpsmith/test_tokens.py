@@ -13,8 +13,10 @@ import pytest
 from authority import Authority
 
 from orchestrator.serving.dialing import orchestrator_at
-from warpsmith import service
-from warpsmith.errors import BadInput, ServiceFault, TokenRefused
+from warpsmith import permissions, service, tokens
+from warpsmith.errors import BadInput, NotPermitted, ServiceFault, TokenRefused
+from warpsmith.permissions import Right
+from warpsmith.service import handlers
 from warpsmith.settings import Settings, read
 from warpsmith.transport import channel
 from warpsmith.v1 import optimization_service_pb2 as api
@@ -24,10 +26,22 @@ TOKEN, OTHER = "correct-horse-battery", "staple-correct-horse-battery"
 
 
 class Answering(api_grpc.OptimizationServiceServicer):
-    """Knows one run."""
+    """Knows one run, and notes who calls."""
 
-    def ListRuns(self, request: api.ListRunsRequest, context: object) -> api.ListRunsResponse:
+    def __init__(self) -> None:
+        self.callers: list[permissions.Caller] = []
+
+    def CreateRun(self, request: api.CreateRunRequest, context: object) -> api.CreateRunResponse:
         del request, context
+        return api.CreateRunResponse()
+
+    def CancelRun(self, request: api.CancelRunRequest, context: object) -> api.CancelRunResponse:
+        del request, context
+        return api.CancelRunResponse()
+
+    def ListRuns(self, request: api.ListRunsRequest, context: handlers.Call) -> api.ListRunsResponse:
+        del request
+        self.callers.append(context.caller)
         response = api.ListRunsResponse()
         response.runs.add(id="20260101-000000-abcdef")
         return response
@@ -48,9 +62,14 @@ def held(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def address(held: Path) -> Iterator[str]:
+def answering() -> Answering:
+    return Answering()
+
+
+@pytest.fixture
+def address(held: Path, answering: Answering) -> Iterator[str]:
     settings = Settings(port=0, drain_seconds=0.1, token_file=held)
-    running = service.start("test", api_grpc.add_OptimizationServiceServicer_to_server, Answering(), settings)
+    running = service.start("test", api_grpc.add_OptimizationServiceServicer_to_server, answering, settings)
     yield f"127.0.0.1:{running.port}"
     running.stop()
 
@@ -115,6 +134,46 @@ def test_a_file_without_a_usable_token_is_named_at_the_start(tmp_path: Path, tex
         service.start("test", lambda *_: None, Answering(), Settings(port=0, token_file=file))
     with pytest.raises(BadInput, match="cannot be read"):
         orchestrator_at("127.0.0.1:1", None, tmp_path / "none")
+
+
+RIGHTS = {
+    "ListRuns": api.ListRunsRequest(),
+    "CreateRun": api.CreateRunRequest(),
+    "CancelRun": api.CancelRunRequest(run_id="r1"),
+}
+
+
+@pytest.mark.parametrize(("line", "may"), [("read ann", 1), ("run ann", 3), ("admin", 3), ("", 3)])
+def test_a_tokens_right_says_which_methods_it_may_call(address: str, held: Path, line: str, may: int) -> None:
+    client = orchestrator_at(address, None, written(held, f"{TOKEN} {line}"))
+    for number, (method, request) in enumerate(RIGHTS.items()):
+        call = getattr(client, method)
+        if number < may:
+            call(request)
+        else:
+            with pytest.raises(NotPermitted, match=f"^{method} needs the right 'run', and ann has 'read'$"):
+                call(request)
+
+
+def test_a_method_without_a_right_of_its_own_needs_every_right() -> None:
+    with pytest.raises(NotPermitted, match="needs the right 'admin'"):
+        permissions.require_right("/warpsmith.v1.OptimizationService/New", permissions.Caller("ann", Right.RUN))
+
+
+def test_every_method_of_the_contract_has_a_right() -> None:
+    (described,) = api.DESCRIPTOR.services_by_name.values()
+    assert {each.name for each in described.methods} == set(permissions._RIGHTS)
+
+
+def test_a_method_knows_who_calls_it(address: str, held: Path, answering: Answering) -> None:
+    listed(address, written(held, f"{TOKEN} run ann vision"))
+    assert answering.callers == [permissions.Caller("ann", Right.RUN, "vision")]
+
+
+@pytest.mark.parametrize("line", [f"{'t' * 32} write", f"{'t' * 32} run ann vision more"])
+def test_a_line_that_says_something_else_is_refused(tmp_path: Path, line: str) -> None:
+    with pytest.raises(BadInput, match=r"write one of read, run, admin|a line is TOKEN"):
+        tokens.TokenFile(written(tmp_path / "held", line))
 
 
 def test_a_token_goes_to_another_machine_by_tls_alone_unless_asked(held: Path) -> None:

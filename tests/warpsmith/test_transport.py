@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -9,8 +10,8 @@ from pathlib import Path
 import pytest
 from authority import Authority
 
-from warpsmith import service
-from warpsmith.errors import BadInput, ServiceFault
+from warpsmith import permissions, service
+from warpsmith.errors import BadInput, NotPermitted, ServiceFault
 from warpsmith.settings import Settings, read
 from warpsmith.transport import Tls
 from warpsmith.v1 import optimization_service_pb2 as api
@@ -62,6 +63,34 @@ def test_two_certificates_of_one_authority_meet(serving: service.Serving, author
     client = stub(serving, authority.issue(tmp_path / "client", "client"))
     assert answers(client)
     assert [each.event.number for each in client.WatchRun(api.WatchRunRequest(run_id="r1"))] == [1, 2]
+
+
+@pytest.mark.parametrize("role", ["reasoning", "synthesis", "compile", "correctness", "benchmark", "stranger"])
+def test_a_certificate_of_another_role_may_not_call(
+    serving: service.Serving, authority: Authority, tmp_path: Path, role: str
+) -> None:
+    client = stub(serving, authority.issue(tmp_path / "client", role))
+    said = f"OptimizationService is called by client or orchestrator, and the certificate names .*{role}"
+    with pytest.raises(NotPermitted, match=said):
+        answers(client)
+    with pytest.raises(NotPermitted, match=said):
+        list(client.WatchRun(api.WatchRunRequest(run_id="r1")))
+
+
+def test_services_are_called_by_those_that_need_them_and_no_other() -> None:
+    roles = ("client", "orchestrator", "reasoning", "synthesis", "compile", "correctness", "benchmark")
+    may: dict[str, set[str]] = {}
+    for service_name in permissions._CALLERS:
+        for role in roles:
+            shown = {"x509_pem_cert": [b"PEM"], "x509_subject_alternative_name": [role.encode()]}
+            with contextlib.suppress(NotPermitted):
+                permissions.by_connection(f"/warpsmith.v1.{service_name}/Any", shown)
+                may.setdefault(service_name, set()).add(role)
+    assert may == {
+        **{f"{each}Service": {"orchestrator"} for each in ("Reasoning", "Synthesis", "Compile", "Correctness")},
+        "BenchmarkService": {"orchestrator", "correctness"},
+        "OptimizationService": {"orchestrator", "client"},
+    }
 
 
 def test_a_client_without_a_certificate_is_refused(serving: service.Serving) -> None:

@@ -145,6 +145,7 @@ def _translated(error: grpc.RpcError, method: str) -> WarpsmithError:
         grpc.StatusCode.FAILED_PRECONDITION,
         grpc.StatusCode.NOT_FOUND,
         grpc.StatusCode.UNAUTHENTICATED,
+        grpc.StatusCode.PERMISSION_DENIED,
     )
     made = from_status(code, str(details) if expected else f"{method}: {code.name}: {details}", _kind(error))
     tokens = _trailing(error, TOKENS)

@@ -16,9 +16,12 @@ import grpc
 import grpc.aio
 from prometheus_client import Counter, Gauge, Histogram
 
+from warpsmith import permissions
 from warpsmith.contract import earlier
-from warpsmith.errors import WarpsmithError, to_status
+from warpsmith.errors import TokenRefused, WarpsmithError, to_status
+from warpsmith.permissions import Caller
 from warpsmith.service.wire import KIND, TOKENS
+from warpsmith.tokens import REFUSED, TokenFile
 
 log = logging.getLogger("warpsmith")
 
@@ -67,20 +70,23 @@ class Translate(grpc.aio.ServerInterceptor):
     generator, and holds none.
     """
 
-    def __init__(self, service: str, threads: Threads) -> None:
-        self._service, self._threads = service, threads
+    def __init__(self, service: str, threads: Threads, holders: TokenFile | None) -> None:
+        """`holders`: of the tokens that callers have to show; None where they need none."""
+        self._service, self._threads, self._holders = service, threads, holders
 
     async def intercept_service(
         self, continuation: Callable[[Any], Awaitable[Any]], details: grpc.HandlerCallDetails
     ) -> Any:
         handler = await continuation(details)
-        method = details.method.rsplit("/", 1)[-1]
-        if handler is None or details.method.startswith("/grpc."):
+        if handler is None or details.method.startswith("/grpc.health."):
             return handler
+        if details.method.startswith("/grpc."):  # reflection, whose exceptions nobody translates
+            is_refused = self._holders is not None and self._holders.holder(details.invocation_metadata or ()) is None
+            return grpc.stream_stream_rpc_method_handler(_refuse) if is_refused else handler
         make, answer = (
-            (grpc.unary_stream_rpc_method_handler, self._streaming(handler.unary_stream, method))
+            (grpc.unary_stream_rpc_method_handler, self._streaming(handler.unary_stream, details.method))
             if handler.response_streaming
-            else (grpc.unary_unary_rpc_method_handler, self._unary(handler.unary_unary, method))
+            else (grpc.unary_unary_rpc_method_handler, self._unary(handler.unary_unary, details.method))
         )
         return make(
             answer,
@@ -88,7 +94,20 @@ class Translate(grpc.aio.ServerInterceptor):
             response_serializer=handler.response_serializer,
         )
 
-    def _unary(self, inner: Callable[[Any, Any], Any], method: str) -> Callable[[Any, Any], Awaitable[Any]]:
+    def _caller(self, method: str, context: Any) -> Caller:
+        """Who calls; raises NotPermitted or TokenRefused where it may not."""
+        caller = permissions.by_connection(method, context.auth_context())
+        if self._holders is None:
+            return caller
+        holder = self._holders.holder(context.invocation_metadata())
+        if holder is None:
+            raise TokenRefused(REFUSED)
+        permissions.require_right(method, holder)
+        return holder
+
+    def _unary(self, inner: Callable[[Any, Any], Any], path: str) -> Callable[[Any, Any], Awaitable[Any]]:
+        method = path.rpartition("/")[2]
+
         async def answer(request: Any, context: Any) -> Any:
             call = Call(context)
             account = _Account(self._service, method, call)
@@ -98,6 +117,7 @@ class Translate(grpc.aio.ServerInterceptor):
                     return inner(request, call)
 
             try:
+                call.caller = self._caller(path, context)
                 if not inspect.iscoroutinefunction(inner):
                     return await asyncio.wrap_future(self._threads.submit(in_thread))
                 with account:
@@ -110,11 +130,14 @@ class Translate(grpc.aio.ServerInterceptor):
 
         return answer
 
-    def _streaming(self, inner: Callable[[Any, Any], Any], method: str) -> Callable[[Any, Any], AsyncIterator[Any]]:
+    def _streaming(self, inner: Callable[[Any, Any], Any], path: str) -> Callable[[Any, Any], AsyncIterator[Any]]:
+        method = path.rpartition("/")[2]
+
         async def answer(request: Any, context: Any) -> AsyncIterator[Any]:
             call = Call(context)
             try:
                 with _Account(self._service, method, call):
+                    call.caller = self._caller(path, context)
                     async with aclosing(inner(request, call)) as responses:
                         async for response in responses:
                             yield response
@@ -124,6 +147,10 @@ class Translate(grpc.aio.ServerInterceptor):
         return answer
 
 
+async def _refuse(_: Any, context: Any) -> None:
+    await context.abort(grpc.StatusCode.UNAUTHENTICATED, REFUSED)
+
+
 class Call:
     """What a method may know of its call, in any thread and for as long as it likes: gRPC's own context does not
     outlive the call.
@@ -131,6 +158,7 @@ class Call:
 
     def __init__(self, context: Any) -> None:
         self.peer: str = context.peer()
+        self.caller = Caller()
         remaining = context.time_remaining()
         self._deadline = math.inf if remaining is None else time.monotonic() + remaining
         self.is_left = False

@@ -97,8 +97,8 @@ def start(name: str, add: Callable[[Any, Any], None], servicer: Any, settings: S
         BadInput: neither a socket nor a port is named, a port is in use, a socket's folder is not private, or a
             certificate cannot be read; names it.
     """
-    demanded = tokens.demanded(settings.token_file)
-    serving = _on_loop(_started(name, add, servicer, settings, demanded))
+    holders = None if settings.token_file is None else tokens.TokenFile(settings.token_file)
+    serving = _on_loop(_started(name, add, servicer, settings, holders))
     if settings.port_file is not None:
         private_files.replace(settings.port_file, f"{serving.port} {serving.metrics_port or 0}\n")
     return serving
@@ -109,11 +109,11 @@ async def _started(
     add: Callable[[Any, Any], None],
     servicer: Any,
     settings: Settings,
-    interceptors: Sequence[grpc.aio.ServerInterceptor],
+    holders: tokens.TokenFile | None,
 ) -> Serving:
     threads = handlers.Threads(settings.thread_count, name)
     server = grpc.aio.server(
-        interceptors=[handlers.Translate(name, threads), *interceptors],
+        interceptors=[handlers.Translate(name, threads, holders)],
         options=[*OPTIONS, ("grpc.max_connection_age_ms", CONNECTION_AGE_MS)],
     )
     add(servicer, server)
