@@ -196,6 +196,7 @@ class Serving:
     _servers: tuple[grpc.Server, ...]
     _health: health.HealthServicer
     _drain_seconds: float
+    _leave: Callable[[], None]
     _close: Callable[[], None]
 
     def __post_init__(self) -> None:
@@ -206,6 +207,7 @@ class Serving:
         if self._stopped.is_set():
             return
         self._health.enter_graceful_shutdown()
+        self._leave()
         for event in [server.stop(self._drain_seconds) for server in self._servers]:
             event.wait()
         self._close()
@@ -219,8 +221,8 @@ class Serving:
 def start(name: str, add: Callable[[Any, grpc.Server], None], servicer: Any, settings: Settings) -> Serving:
     """Starts serving and returns at once.
 
-    `add` is the generated `add_…Servicer_to_server`. A servicer's `close()` is called after the drain. One that may
-    find itself unfit has `when_unfit(tell)`: after `tell()` the process lives on, and is not ready for calls.
+    `add` is the generated `add_…Servicer_to_server`. A servicer's `leave()` is called before the drain, `close()` after
+    it. One that may find itself unfit has `when_unfit(tell)`: after `tell()` it lives on, and is not ready for calls.
 
     Raises:
         BadInput: neither a socket nor a port is named, a port is in use, a socket's folder is not private, or a
@@ -252,8 +254,8 @@ def start(name: str, add: Callable[[Any, grpc.Server], None], servicer: Any, set
         servicer.when_unfit(lambda: state.set("", health_pb2.HealthCheckResponse.NOT_SERVING))
     if settings.port_file is not None:
         private_files.replace(settings.port_file, f"{port} {metrics_port or 0}\n")
-    close = getattr(servicer, "close", lambda: None)
-    return Serving(name, port, metrics_port, tuple(servers), state, settings.drain_seconds, close)
+    ends = (getattr(servicer, each, lambda: None) for each in ("leave", "close"))
+    return Serving(name, port, metrics_port, tuple(servers), state, settings.drain_seconds, *ends)
 
 
 def serve(name: str, add: Callable[[Any, grpc.Server], None], make: Callable[[Settings], Any]) -> None:

@@ -12,7 +12,8 @@ from orchestrator.archive import Archive
 from orchestrator.search import Search
 from orchestrator.search_run import ENDED, SearchRun
 from orchestrator.serving.device_gate import DeviceGate
-from orchestrator.serving.hosting import RunHost, Story
+from orchestrator.serving.hosting import RunHost
+from orchestrator.serving.story import Story
 from orchestrator.walks import Effort
 from warpsmith.errors import ArchiveFault, BadInput
 from warpsmith.v1 import run_pb2, task_pb2

@@ -21,7 +21,8 @@ from orchestrator.search_run import SearchRun
 from orchestrator.servicer import OptimizationServicer
 from orchestrator.serving.device_gate import DeviceGate
 from orchestrator.serving.dialing import orchestrator_at
-from orchestrator.serving.hosting import RunHost, Story
+from orchestrator.serving.hosting import RunHost
+from orchestrator.serving.story import Story
 from orchestrator.walks import Effort
 from warpsmith import service
 from warpsmith.errors import ArchiveFault, BadInput, Infrastructure, NotFound, ServiceGone
