@@ -70,8 +70,8 @@ RUNS = sa.Table(
     sa.Column("attempt_count", sa.Integer, nullable=False, server_default="0"),
     sa.Column("stop_asked", sa.Integer, nullable=False, server_default="0"),
 )
-"""`owner`: who writes the run; `attempt_count`: how often it was taken up since it last got on; `stop_asked`: 1 once
-its user wanted no more of it."""
+"""`owner`: who writes the run; `attempt_count`: how often it was taken up since a trial last ended; `stop_asked`: 1
+once its user wanted no more of it."""
 _trials = sa.Table(
     "trials",
     _tables,
@@ -109,6 +109,7 @@ OWNERS = sa.Table(
 # Made once, with the values beside them: to make a statement anew costs more than to carry it out.
 _REPLACE_RUN = sa.update(RUNS).where(RUNS.c.id == sa.bindparam("which"))
 _ADD_RUN, _ADD_TRIAL, _ADD_EVENT = (sa.insert(table) for table in (RUNS, _trials, _events))
+_GOT_ON = sa.update(RUNS).where(RUNS.c.id == sa.bindparam("which"), RUNS.c.attempt_count > 0).values(attempt_count=0)
 _OWNER = sa.select(RUNS.c.owner).where(RUNS.c.id == sa.bindparam("which")).with_for_update(read=True)
 _RUN = sa.select(RUNS.c.id.label("run_id"), RUNS.c.message)
 _TRIAL = sa.select(_trials.c.run_id, _trials.c.message)
@@ -232,6 +233,7 @@ class Archive:
         with self.writing() as connection:
             self._is_kept(connection, run_id)
             connection.execute(_ADD_TRIAL, row)
+            connection.execute(_GOT_ON, {"which": run_id})
             _add_event(connection, run_id, event)
 
     # ---- reading: of a row that is not what we write, each raises BadInput -----------------------------

@@ -31,7 +31,7 @@ from warpsmith.v1 import run_pb2, task_pb2, trial_pb2
 log = logging.getLogger("warpsmith.orchestrator")
 
 DEFAULT_SEARCH = "beam"
-RETRY_SECONDS = 5.0
+RETRY_SECONDS = 20.0
 """Pause before the next attempt, in which a service may come back."""
 LEAVE_SECONDS = 3.0
 """How long runs may take to end the stage that they are at when the orchestrator ends."""

@@ -87,7 +87,7 @@ class Owner:
         return [(run_id, owner) for run_id, owner in found if owner in dead]
 
     def take(self, run_id: str, before: str, *, anew: bool = False) -> int:
-        """Makes a run its own, and gives how often it has been taken since it last got on; `anew`: 1.
+        """Makes a run its own, and gives how often it has been taken since a trial last ended; `anew`: 1.
 
         Raises:
             RunLost: it is no longer that of `before`; ArchiveFault: the archive cannot be written.

@@ -33,9 +33,7 @@ class Story:
     events: list[run_pb2.RunEvent] = field(default_factory=list)
     trials: list[trial_pb2.Trial] = field(default_factory=list)
     attempt: int = 0
-    """How often the run was taken up since it last got on; 0 for one that begins here."""
-    got_on: Callable[[], None] = lambda: None
-    """Called once a trial of a run that was taken up has ended."""
+    """How often the run was taken up since a trial last ended; 0 for one that begins here."""
     cancelled: bool = False
     is_left: bool = False
     """Whether another orchestrator goes on with the run, now or later."""
@@ -79,9 +77,7 @@ class Story:
         """Archives a trial and tells watchers. Raises as `run_changed`."""
         with self._telling(run_pb2.RunEvent(trial=without_bulk(trial)), lambda: self.trials.append(trial)) as event:
             self.archive.add_trial(self.run.id, trial, event)
-        if self.attempt:
-            self.attempt = 0
-            self.got_on()
+        self.attempt = 0
 
     def cancel(self) -> None:
         """Asks the run to stop, also one that has not begun. From any thread."""

@@ -27,7 +27,7 @@ def taken_up(archive: Archive, owner: Owner, run_id: str, before: str, *, anew: 
     """
     attempt = owner.take(run_id, before, anew=anew)
     run, trials, events = archive.run(run_id), archive.trials(run_id), archive.events(run_id)
-    story = Story(archive, run, events, trials, attempt, lambda: owner.note(run_id, attempt_count=0))
+    story = Story(archive, run, events, trials, attempt)
     story.cancelled = owner.is_to_stop(run_id)
     return story
 

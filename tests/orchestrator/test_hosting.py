@@ -239,6 +239,47 @@ def test_a_watch_whose_connection_breaks_goes_on_from_the_last_event(monkeypatch
         client.follow(Breaking([2, 0, 0, 0, 9]), "r", lambda _: None)
 
 
+def test_who_watches_hears_once_that_the_orchestrator_is_away_and_that_it_is_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(client, "PAUSES_S", (0.0,) * 5)
+    told: list[str] = []
+    looked: list[int] = []
+
+    def follow(lasting: list[int]) -> None:
+        told.clear()
+        looked.clear()
+        client.follow(Breaking(lasting), "r", lambda _: None, note=told.append, check=lambda: looked.append(1))
+
+    follow([2, 0, 0, 0, 1, 9])
+    assert told == ["the orchestrator is away: waiting for it, 0 s at most", "the orchestrator is back"]
+    assert len(looked) == 5
+    follow([2, 9])
+    assert told == [], "a connection that ends by its age is nothing to tell of"
+
+
+def test_a_stop_that_was_asked_for_while_the_orchestrator_was_away_reaches_the_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(client, "PAUSES_S", (0.0,) * 5)
+    stopped: list[str] = []
+
+    class Stoppable(Breaking):
+        def CancelRun(self, request: messages.CancelRunRequest, timeout: float) -> messages.CancelRunResponse:  # noqa: ARG002
+            if not stopped:
+                stopped.append("away")
+                raise ServiceGone("CancelRun: UNAVAILABLE")
+            stopped.append(request.run_id)
+            return messages.CancelRunResponse()
+
+    def interrupt(event: run_pb2.RunEvent) -> None:
+        if event.number == 2:
+            raise KeyboardInterrupt
+
+    client.follow(Stoppable([9, 9, 9]), "r", interrupt, to_cancel=["a", "b"])
+    assert stopped == ["away", "a", "b"]
+
+
 def test_past_runs_are_read_without_a_server(tmp_path: Path) -> None:
     archive = Archive.in_directory(tmp_path)
     with serving(archive, testing.World()) as orchestrator:
