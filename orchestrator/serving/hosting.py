@@ -41,8 +41,7 @@ MakeRun = Callable[[run_pb2.Run, Search, Story, bool], SearchRun]
 
 
 class RunHost:
-    """All runs of an orchestrator: queued, under way, and past. `owner`: in whose name; None where nothing is run, or
-    nobody else uses the archive."""
+    """All runs of an orchestrator: queued, under way, and past. `owner`: in whose name; None where it has none."""
 
     def __init__(self, archive: Archive, make_run: MakeRun, at_once: int = 1, owner: Owner | None = None) -> None:
         self._archive, self._make_run, self._owner = archive, make_run, owner
@@ -116,9 +115,10 @@ class RunHost:
         run, why = taking_up.queued(story), taking_up.why_never(story)
         story.run = run
         if why:
-            self._fail(story, run, why)
+            _fail(story, run, why)
             return story
         story.run_changed(run)
+        metrics.runs_taken_up.inc()
         self._enqueue(story)
         return story
 
@@ -190,16 +190,14 @@ class RunHost:
         Raises:
             NotFound: no such run, or it is not this orchestrator's.
         """
-        run = self.run(run_id)
-        story = self._stories.get(run.id)
-        if story is None:
-            run = self._archive.run(run.id)  # it may have ended since
+        run_id = self.run(run_id).id
+        if (story := self._stories.get(run_id)) is None:
+            run = self._archive.run(run_id)  # it may have ended since
             if run.state not in ENDED:
                 raise NotFound(f"run {run.id} belongs to an orchestrator that is gone, or is another's")
             return run
-        if self._owner is not None:
-            self._owner.note(run.id, stop_asked=1)
         story.cancel()
+        self._note(run_id, stop_asked=1)
         return story.run
 
     def leave(self) -> None:
@@ -217,8 +215,8 @@ class RunHost:
         for thread in self._threads:
             thread.join(timeout=max(0.0, deadline - time.monotonic()))
         for story in left:
-            if self._owner is not None and story.attempt:
-                self._owner.note(story.run.id, attempt_count=0)  # it is not the run that ends the orchestrator
+            if story.attempt:
+                self._note(story.run.id, attempt_count=0)  # it is not the run that ends the orchestrator
             next_one = "the next orchestrator takes it up" if self._owner and self._owner.stays else "it can be resumed"
             story.leave(f"left after {trials_text(len(story.trials))}: {next_one}")
 
@@ -272,24 +270,32 @@ class RunHost:
             message = str(error) if isinstance(error, Infrastructure) else f"{type(error).__name__}: {error}"
             if story.attempt and isinstance(error, Infrastructure) and not isinstance(error, ArchiveFault):
                 return self._is_given_up(story, run, message)
-            self._fail(story, run, message)
+            _fail(story, run, message)
         return True
 
     def _is_given_up(self, story: Story, run: run_pb2.Run, why: str) -> bool:
         """Counts an attempt to take up a run that came to nothing, and ends the run where it was the last."""
         if story.attempt >= MOST_ATTEMPTS or self._owner is None:
-            self._fail(story, run, f"taken up {story.attempt} times without getting on: {why}")
+            _fail(story, run, f"taken up {story.attempt} times without getting on: {why}")
             return True
         story.attempt += 1
         run.state, run.message = run_pb2.RUN_STATE_QUEUED, f"taken up once more in {RETRY_SECONDS:.0f} s: {why}"
-        with suppress(Infrastructure):  # the next attempt hears of it too
-            self._owner.note(run.id, attempt_count=story.attempt)
+        self._note(run.id, attempt_count=story.attempt)
+        with suppress(Infrastructure):  # the next attempt meets it too
             story.run_changed(run)
         return False
 
-    def _fail(self, story: Story, run: run_pb2.Run, message: str) -> None:
-        finalists.keep_best(run, story.trials)
-        _end(story, run, run_pb2.RUN_STATE_FAILED, message)
+    def _note(self, run_id: str, **columns: int) -> None:
+        """Tells the next owner of a run, where the archive takes it."""
+        if self._owner is not None:
+            with suppress(Infrastructure):
+                self._owner.note(run_id, **columns)
+
+
+def _fail(story: Story, run: run_pb2.Run, message: str) -> None:
+    """Ends a run as failed, with the best of its trials as it was screened."""
+    finalists.keep_best(run, story.trials)
+    _end(story, run, run_pb2.RUN_STATE_FAILED, message)
 
 
 def _end(story: Story, run: run_pb2.Run, state: run_pb2.RunState.ValueType, message: str) -> None:

@@ -50,6 +50,8 @@ class Owner:
         self.name = f"{STAYS if stays else PASSES}-{secrets.token_hex(12)}"
         self.stays = stays
         self._lock = _locked(_sign(archive.folder, self.name)) if archive.folder else None
+        for sign in archive.folder.glob("owner-*.lock") if archive.folder else ():
+            _is_locked(sign, remove=True)
         self.renew()
         archive.owner = self.name
 
@@ -139,7 +141,11 @@ def is_alive(archive: Archive, name: str) -> bool:
     if archive.folder is None:
         fresh = (OWNERS.c.name == name) & (OWNERS.c.seen_at > _NOW - LEASE_SECONDS)
         return bool(archive.rows(sa.select(OWNERS.c.name).where(fresh)))
-    sign = _sign(archive.folder, name)
+    return _is_locked(_sign(archive.folder, name))
+
+
+def _is_locked(sign: Path, *, remove: bool = False) -> bool:
+    """Whether somebody holds the lock of a file; `remove`: else it is removed."""
     try:
         descriptor = os.open(sign, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -151,8 +157,8 @@ def is_alive(archive: Archive, name: str) -> bool:
     except OSError:
         return True
     else:
-        with contextlib.suppress(OSError):  # a folder that is only read
-            sign.unlink()
+        if remove:
+            sign.unlink(missing_ok=True)
         return False
     finally:
         os.close(descriptor)
@@ -164,12 +170,15 @@ def _sign(folder: Path, name: str) -> Path:
 
 def _locked(place: Path) -> IO[bytes]:
     try:
-        sign = private_files.append_to(place)
+        while True:
+            sign = private_files.append_to(place)
+            try:
+                fcntl.flock(sign, fcntl.LOCK_EX)
+                if place.exists() and os.path.samestat(os.fstat(sign.fileno()), os.lstat(place)):
+                    return sign
+            except BaseException:
+                sign.close()
+                raise
+            sign.close()  # before it was locked somebody took it for a dead one's
     except OSError as error:
-        raise ArchiveFault(f"{place}: cannot be written ({error.strerror})") from error
-    try:
-        fcntl.flock(sign, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        sign.close()
-        raise ArchiveFault(f"{place}: cannot be locked ({error.strerror})") from error
-    return sign
+        raise ArchiveFault(f"{place}: cannot be made or locked ({error.strerror})") from error

@@ -77,8 +77,11 @@ def trials_text(count: int) -> str:
 
 
 def told(archive: Archive, run: run_pb2.Run) -> run_pb2.Run:
-    """The run as the archive has it; one that nobody goes on with now says so."""
-    if run.state not in ENDED and not ownership.is_alive(archive, ownership.owner_of(archive, run.id)):
+    """The run as the archive has it; one whose owner is dead says so."""
+    if run.state in ENDED:
+        return run
+    owner = ownership.owner_of(archive, run.id)
+    if owner and not ownership.is_alive(archive, owner):
         run.message = f"left when its orchestrator ended: `warpsmith resume {run.id}` goes on with it"
     return run
 

@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,15 +26,16 @@ from orchestrator.serving.dialing import orchestrator_at
 from warpsmith import local_sockets
 from warpsmith.sandbox import trees
 from warpsmith.service import wait_until_healthy
+from warpsmith.v1 import optimization_service_pb2 as messages
 from warpsmith.v1 import run_pb2, timing_pb2
 
 pytestmark = pytest.mark.faults
 
-KILLS, SEED = int(os.environ.get("KILLS", "8")), int(os.environ.get("SEED", "1"))
+KILLS, SEED = int(os.environ.get("KILLS") or 8), int(os.environ.get("SEED") or 1)
 BUDGET = run_pb2.Budget(wall_seconds=60)
 FAKED_AGENTS = """
 from orchestrator import servicer, testing
-servicer.agents_of = lambda settings, benchmarks: testing.World(seconds=0.01).agents()
+servicer.agents_of = lambda settings, benchmarks: testing.World(seconds={seconds}).agents()
 import orchestrator.__main__
 """
 
@@ -44,6 +46,8 @@ class Orchestrators:
 
     place: Path
     folder: Path = field(default_factory=local_sockets.make_folder)
+    call_seconds: float = 0.01
+    """What an agent takes for each answer."""
     process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
@@ -53,18 +57,19 @@ class Orchestrators:
             "WARPSMITH_RUNS": str(self.place / "runs"),
             "WARPSMITH_SOCKET": str(self.folder / "orchestrator"),
             "WARPSMITH_BENCHMARK_ADDRESS": "127.0.0.1:1",
+            "WARPSMITH_PARENT_PID": str(os.getpid()),
         }
-        (self.place / "faked_agents.py").write_text(FAKED_AGENTS)
+        (self.place / "faked_agents.py").write_text(FAKED_AGENTS.format(seconds=self.call_seconds))
         with (self.place / "log").open("ab") as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "faked_agents"], env={**os.environ, **environment}, stdout=log, stderr=log
             )
 
-    def end(self, number: int) -> None:
-        """Ends the one that serves, by a signal; starts none."""
+    def end(self, number: int) -> int:
+        """Ends the one that serves, by a signal, and gives its code; starts none."""
         assert self.process is not None
         self.process.send_signal(number)
-        self.process.wait(60)
+        return self.process.wait(60)
 
     @property
     def client(self) -> client.Optimization:
@@ -99,6 +104,12 @@ def watched(orchestrator: client.Optimization, run: run_pb2.Run, watcher: client
 
     client.follow(orchestrator, run.id, hear)
     return heard
+
+
+def watch_of(orchestrators: Orchestrators, run: run_pb2.Run) -> Iterator[run_pb2.RunEvent]:
+    """Events of a run as they come."""
+    request = messages.WatchRunRequest(run_id=run.id)
+    return (reply.event for reply in orchestrators.client.WatchRun(request))
 
 
 def require_whole(orchestrators: Orchestrators, run: run_pb2.Run, heard: list[run_pb2.RunEvent]) -> None:
@@ -142,6 +153,26 @@ def test_a_run_that_is_killed_at_any_of_its_events_ends_by_itself_with_the_same_
     while is_killed_at(orchestrators, number):
         number += 1
     assert number > 12, "a run has more events than that"
+
+
+def test_an_orchestrator_that_is_asked_to_end_waits_for_no_agent(tmp_path: Path) -> None:
+    orchestrators = Orchestrators(tmp_path, call_seconds=60.0)
+    orchestrators.start()
+    try:
+        run = client.create(orchestrators.client, testing.task(), BUDGET, fresh=True)
+        next(event for event in watch_of(orchestrators, run) if event.run.state == run_pb2.RUN_STATE_PREPARING)
+        begin = time.monotonic()
+        assert orchestrators.end(signal.SIGTERM) == 0
+        assert time.monotonic() - begin < 20, "Kubernetes gives 30 seconds"
+    finally:
+        trees.remove(str(orchestrators.folder))
+    archive = Archive.in_directory(tmp_path / "runs")
+    left = archive.run(run.id)
+    archive.close()
+    assert (left.state, left.message) == (
+        run_pb2.RUN_STATE_PREPARING,
+        "left after 0 trials: the next orchestrator takes it up",
+    )
 
 
 @pytest.mark.usefixtures("patient")
