@@ -279,31 +279,30 @@ def follow(
     hears, once each time, that the orchestrator is away and that it is back; `check` is called while it is away.
     Raises ServiceGone where none of `PAUSES_S` more tries brings an event, and what `check` raises.
     """
-    pauses, failed_count = iter(PAUSES_S), 0
+    pauses, pause, failed_count = iter(PAUSES_S), 0.0, 0
     interrupted, asked = False, list[str]()
     while True:
         try:
+            time.sleep(pause)
             while asked:
                 cancel(client, asked[0])
                 asked.pop(0)
             for reply in client.WatchRun(messages.WatchRunRequest(run_id=run_id, after=after)):
                 if failed_count > 1:
                     note("the orchestrator is back")
-                after, pauses, failed_count = reply.event.number, iter(PAUSES_S), 0
+                after, pauses, pause, failed_count = reply.event.number, iter(PAUSES_S), 0.0, 0
                 watcher(reply.event)
             return client.GetRun(messages.GetRunRequest(run_id=run_id), timeout=30.0).run
         except ServiceGone:  # a connection that the server ends by its age may take a new watch with it
             failed_count += 1
-            pause = next(pauses, None)
-            if pause is None:
+            pause = next(pauses, -1.0)
+            if pause < 0:
                 raise
             check()
             if failed_count == 2:
                 note(f"the orchestrator is away: waiting for it, {sum(PAUSES_S):.0f} s at most")
-            time.sleep(pause)
         except KeyboardInterrupt:
             if interrupted or not to_cancel:
                 raise
-            interrupted = True
+            interrupted, asked = True, list(to_cancel)
             on_interrupt()
-            asked = list(to_cancel)

@@ -279,6 +279,15 @@ def test_a_stop_that_was_asked_for_while_the_orchestrator_was_away_reaches_the_n
     client.follow(Stoppable([9, 9, 9]), "r", interrupt, to_cancel=["a", "b"])
     assert stopped == ["away", "a", "b"]
 
+    def sleep(_: float) -> None:
+        if pressed:
+            raise pressed.pop()
+
+    pressed = [KeyboardInterrupt()]
+    monkeypatch.setattr(client.time, "sleep", sleep)
+    client.follow(Stoppable([0, 9]), "r", lambda _: None, to_cancel=["c"])
+    assert stopped[3:] == ["c"], "also while it waits"
+
 
 def test_past_runs_are_read_without_a_server(tmp_path: Path) -> None:
     archive = Archive.in_directory(tmp_path)

@@ -404,3 +404,57 @@ def test_an_orchestrator_that_ends_leaves_its_runs_within_seconds_and_sends_watc
     with hosted(archive, testing.World()) as host:
         assert ended(host, run.id).trial_count == 8
         assert ended(host, queued.id).state == run_pb2.RUN_STATE_FASTER
+
+
+@pytest.mark.parametrize("dies_at", [at_trial(2), in_state(run_pb2.RUN_STATE_FINISHING)])
+def test_a_run_that_is_left_judges_nothing_more(archive: Archive, dies_at: Callable[[run_pb2.RunEvent], bool]) -> None:
+    class Leaving(Cut):
+        def run_changed(self, run: run_pb2.Run) -> None:
+            super().run_changed(run)
+            if dies_at(self.events[-1]):
+                conductor.leave()
+
+        def trial_ended(self, trial: trial_pb2.Trial) -> None:
+            super().trial_ended(trial)
+            if dies_at(self.events[-1]):
+                conductor.leave()
+
+    agents = (world := testing.World(seconds=0.01)).agents()
+    run = run_pb2.Run(id="r", task=testing.task(), budget=run_pb2.Budget(wall_seconds=60))
+    archive.put_run(run)
+    story = Leaving(archive, run)
+    conductor = SearchRun(run, agents, DeviceGate(agents.benchmarks), Beam(), story, effort=EFFORT)
+    with pytest.raises(RunLost):
+        conductor.execute()
+    assert story.run.state in (run_pb2.RUN_STATE_SEARCHING, run_pb2.RUN_STATE_FINISHING)
+    assert not story.run.HasField("best")
+    assert world.calls["VerifyArtifact"] <= len(story.trials) + EFFORT.parallel_trials
+    assert len(story.run.phase_seconds) == (2 if story.run.state == run_pb2.RUN_STATE_FINISHING else 1)
+
+
+def test_a_run_of_which_a_trial_is_missing_has_failed(archive: Archive) -> None:
+    left(archive, at_trial(2))
+    archive.owner = ownership.owner_of(archive, "left")
+    archive.add_trial("left", trial_pb2.Trial(number=4))
+    archive.owner = ""
+    with hosted(archive, testing.World()) as host:
+        assert host.run("left").state == run_pb2.RUN_STATE_FAILED
+        assert "not all of its trials are kept" in host.run("left").message
+
+
+def test_a_run_that_is_under_way_elsewhere_is_watched_and_not_resumed(archive: Archive) -> None:
+    living = Owner(archive, stays=True)
+    run = run_pb2.Run(id="r", task=testing.task(), state=run_pb2.RUN_STATE_SEARCHING)
+    archive.put_run(run)
+    story = Story(archive, run)
+    story.run_changed(run)
+    with hosted(archive, testing.World()) as host:
+        with pytest.raises(BadInput, match="under way at another orchestrator"):
+            host.resume("r")
+        watch = host.watch("r", 0)
+        assert next(watch).number == 1
+        story.trial_ended(trial_pb2.Trial(number=1))
+        run.state = run_pb2.RUN_STATE_NO_FASTER
+        story.run_changed(run)
+        assert [event.number for event in watch] == [2, 3]
+    living.close()
