@@ -7,13 +7,13 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 WORKERS = -n auto --maxprocesses=4 --dist loadfile --max-worker-restart 0
 TESTS = $(BIN)/pytest $(WORKERS) --durations=12 \
-  -m "not gpu and not vllm and not hostile and not postgres and not simt and not services and not web"
+  -m "not gpu and not vllm and not hostile and not postgres and not simt and not services and not web and not faults"
 PIP_INSTALL = PIP_CONSTRAINT=constraints.txt $(BIN)/pip install --disable-pip-version-check --quiet
 HOSTILE_SOLUTIONS = tests/hostile/test_solutions.py tests/hostile/test_red_team.py
 BUDGET ?= 5s
 MODULES ?= examples/gelu_bias_scale.py examples/fused_linear_row_sum.py examples/softmax.py
 
-.PHONY: help setup run quick test coverage test-simt test-hostile test-hostile-kernels test-hostile-solutions red-team honest test-hostile-gpu test-postgres test-web test-gpu test-vllm check format wheelhouse baseline stubs clean agents-check images push images-check k8s-check chart monitoring monitoring-check monitoring-pictures docs docs-check system-deps
+.PHONY: help setup run quick test coverage test-simt test-hostile test-hostile-kernels test-hostile-solutions red-team honest test-hostile-gpu test-postgres test-faults test-web test-gpu test-vllm check format wheelhouse baseline stubs clean agents-check images push images-check k8s-check chart monitoring monitoring-check monitoring-pictures docs docs-check system-deps
 
 help: ## lists the targets
 	@sed -nE 's/^##@ (.*)/\n\1/p; s/^([a-z0-9-]+):.*## /  \1\t/p' $(MAKEFILE_LIST) | expand -t 22
@@ -74,6 +74,9 @@ test-hostile-solutions: $(READY) ## the part of it that has one at a time: solut
 
 test-postgres: $(READY) ## the archive and runs on a real PostgreSQL server of the tests' own
 	@$(BIN)/pytest -m postgres tests/orchestrator
+
+test-faults: $(READY) ## kills orchestrators, services and `up` in the midst of runs, at every event and at random (KILLS=200, SEED=)
+	@KILLS=$(KILLS) SEED=$(SEED) $(BIN)/pytest $(WORKERS) -m faults tests/faults
 
 test-web: $(READY) ## opens pages in a real Chromium: errors, requests, axe-core, how long it takes
 	@$(BIN)/pytest -m web tests/orchestrator

@@ -22,7 +22,9 @@ CORE = (
     "tests/gpu_bench/test_statistics.py",
 )  # fmt: skip
 """What runs where no test imports what was changed: a part of every room."""
-OF_MAKE_TEST = "not gpu and not vllm and not hostile and not postgres and not simt and not services and not web"
+OF_MAKE_TEST = (
+    "not gpu and not vllm and not hostile and not postgres and not simt and not services and not web and not faults"
+)
 CHECKS = (("ruff", "check", "."), ("ruff", "format", "--check", "."), ("mypy",), ("lint-imports",))
 
 

@@ -1,11 +1,12 @@
-"""Keeps runs, trials and events: SQLite under `runs/` on one machine, any SQLAlchemy database by its URL.
+"""Keeps runs, trials and events: SQLite under `runs/` on one machine, PostgreSQL by its URL.
 
 The one idea: rows are whole protobuf messages with a few columns beside them to look by, written in one transaction
 each and never changed except for the run itself, so that a run that dies is readable up to its last event. A full
 disk or a directory that cannot be written is one clear error; reading goes on. Columns are only ever added, with a
 default: who opens an older archive adds them, its runs stay, and an older release goes on writing to it. Messages of an
 older release are read by `warpsmith.contract.earlier`. A SQLite database may be a stranger's: one that holds more than
-plain tables and indexes is refused, and so is a row that we would not write.
+plain tables and indexes is refused, and so is a row that we would not write. A run belongs to whoever writes it
+(`owner`, told apart in `serving.ownership`): in each transaction the archive looks whether it still does.
 """
 
 from __future__ import annotations
@@ -25,10 +26,11 @@ from google.protobuf.message import DecodeError, Message
 from sqlalchemy.exc import ArgumentError, DBAPIError
 
 from orchestrator.search import moves_of, score
+from orchestrator.search.memory import is_same_place
 from warpsmith import printable
 from warpsmith.contract import earlier
 from warpsmith.digest import of_moves
-from warpsmith.errors import ArchiveFault, BadInput, NotFound
+from warpsmith.errors import ArchiveFault, BadInput, NotFound, RunLost
 from warpsmith.sandbox import private_files
 from warpsmith.v1 import analysis_pb2, run_pb2, timing_pb2, trial_pb2, verdict_pb2
 
@@ -51,7 +53,7 @@ KNOWN_RUNS = 20
 MessageT = TypeVar("MessageT", bound=Message)
 
 _tables = sa.MetaData()
-_runs = sa.Table(
+RUNS = sa.Table(
     "runs",
     _tables,
     sa.Column("id", sa.String(40), primary_key=True),
@@ -64,7 +66,12 @@ _runs = sa.Table(
     sa.Column("speedup", sa.Float, nullable=False),
     sa.Column("message", sa.LargeBinary, nullable=False),
     sa.Column("shape_digest", sa.String(64), nullable=False, server_default="", index=True),
+    sa.Column("owner", sa.String(40), nullable=False, server_default=""),
+    sa.Column("attempt_count", sa.Integer, nullable=False, server_default="0"),
+    sa.Column("stop_asked", sa.Integer, nullable=False, server_default="0"),
 )
+"""`owner`: who writes the run; `attempt_count`: how often it was taken up since a trial last ended; `stop_asked`: 1
+once its user wanted no more of it."""
 _trials = sa.Table(
     "trials",
     _tables,
@@ -91,11 +98,20 @@ _groups = sa.Table(
     sa.Column("median_ns", sa.Float, nullable=False),
     sa.Column("message", sa.LargeBinary, nullable=False),
 )
+OWNERS = sa.Table(
+    "owners",
+    _tables,
+    sa.Column("name", sa.String(40), primary_key=True),
+    sa.Column("seen_at", sa.Float, nullable=False),
+)
+"""Orchestrators of a database on a server, and when each was last heard of, by the database's clock."""
 
 # Made once, with the values beside them: to make a statement anew costs more than to carry it out.
-_REPLACE_RUN = sa.update(_runs).where(_runs.c.id == sa.bindparam("which"))
-_ADD_RUN, _ADD_TRIAL, _ADD_EVENT = (sa.insert(table) for table in (_runs, _trials, _events))
-_RUN = sa.select(_runs.c.id.label("run_id"), _runs.c.message)
+_REPLACE_RUN = sa.update(RUNS).where(RUNS.c.id == sa.bindparam("which"))
+_ADD_RUN, _ADD_TRIAL, _ADD_EVENT = (sa.insert(table) for table in (RUNS, _trials, _events))
+_GOT_ON = sa.update(RUNS).where(RUNS.c.id == sa.bindparam("which"), RUNS.c.attempt_count > 0).values(attempt_count=0)
+_OWNER = sa.select(RUNS.c.owner).where(RUNS.c.id == sa.bindparam("which")).with_for_update(read=True)
+_RUN = sa.select(RUNS.c.id.label("run_id"), RUNS.c.message)
 _TRIAL = sa.select(_trials.c.run_id, _trials.c.message)
 
 
@@ -111,15 +127,14 @@ class Archive:
         """
         self._engine = _engine(url)
         self._place = self._engine.url.render_as_string(hide_password=True)
+        self.owner = ""
+        """In whose name it is written; empty for nobody's, as by releases that knew no owners."""
         if self._engine.dialect.name == "sqlite":
             sa.event.listen(self._engine, "connect", _set_up_reading if read_only else _set_up_writing)
         if not read_only:
-            with self._writing() as connection:
-                # Another orchestrator may start at this moment.
-                if self._engine.dialect.name == "postgresql":
+            with self.writing() as connection:
+                if self._engine.dialect.name == "postgresql":  # another orchestrator may start at this moment
                     connection.execute(sa.select(sa.func.pg_advisory_xact_lock(TABLES_LOCK)))
-                elif self._engine.dialect.name == "sqlite":
-                    connection.exec_driver_sql("BEGIN IMMEDIATE")
                 _tables.create_all(connection)
                 _add_columns(connection)
 
@@ -162,6 +177,12 @@ class Archive:
         options = "mode=ro&immutable=1" if whole else "mode=ro"
         return cls(f"sqlite:///file:{quote(str(file))}?{options}&uri=true", read_only=True)
 
+    @property
+    def folder(self) -> Path | None:
+        """Where its file is; None for a database on a server."""
+        file = self._engine.url.database
+        return Path(file).parent if self._engine.dialect.name == "sqlite" and file else None
+
     def close(self) -> None:
         """Closes all connections."""
         self._engine.dispose()
@@ -169,7 +190,11 @@ class Archive:
     # ---- writing -------------------------------------------------------------------------------------
 
     def put_run(self, run: run_pb2.Run, event: run_pb2.RunEvent | None = None) -> None:
-        """Adds a run, or replaces what is kept of it, together with the event that tells of it."""
+        """Adds a run, or replaces what is kept of it, together with the event that tells of it.
+
+        Raises:
+            RunLost: another orchestrator has it now; ArchiveFault: the database cannot be written.
+        """
         row = {
             "id": run.id,
             "task_digest": run.task.digest,
@@ -182,16 +207,21 @@ class Archive:
             "message": run.SerializeToString(),
             "shape_digest": run.shape_digest,
         }
-        with self._writing() as connection:
-            if not connection.execute(_REPLACE_RUN, {**row, "which": run.id}).rowcount:
-                connection.execute(_ADD_RUN, row)
+        with self.writing() as connection:
+            if self._is_kept(connection, run.id):
+                connection.execute(_REPLACE_RUN, {**row, "which": run.id})
+            else:
+                connection.execute(_ADD_RUN, {**row, "owner": self.owner})
             if run.learned:
                 connection.execute(sa.delete(_groups).where(_groups.c.run_id == run.id))
                 connection.execute(sa.insert(_groups), [_group_row(run, group) for group in run.learned])
             _add_event(connection, run.id, event)
 
     def add_trial(self, run_id: str, trial: trial_pb2.Trial, event: run_pb2.RunEvent | None = None) -> None:
-        """Adds an ended trial, together with the event that tells of it. Its binary should have been dropped."""
+        """Adds an ended trial, together with the event that tells of it. Its binary should have been dropped.
+
+        Raises as `put_run`.
+        """
         row = {
             "run_id": run_id,
             "number": trial.number,
@@ -200,8 +230,10 @@ class Archive:
             "speedup": score(trial) if trial.HasField("timing") else 0.0,
             "message": trial.SerializeToString(),
         }
-        with self._writing() as connection:
+        with self.writing() as connection:
+            self._is_kept(connection, run_id)
             connection.execute(_ADD_TRIAL, row)
+            connection.execute(_GOT_ON, {"which": run_id})
             _add_event(connection, run_id, event)
 
     # ---- reading: of a row that is not what we write, each raises BadInput -----------------------------
@@ -217,8 +249,8 @@ class Archive:
             if not newest:
                 raise NotFound("no run is kept yet")
             return newest[0]
-        query = _RUN.where(_runs.c.id.startswith(run_id, autoescape=True))
-        rows = self._rows(query.limit(3)) if run_id else []
+        query = _RUN.where(RUNS.c.id.startswith(run_id, autoescape=True))
+        rows = self.rows(query.limit(3)) if run_id else []
         exact = [row for row in rows if row.run_id == run_id] or rows
         if len(exact) != 1:
             raise NotFound(f"no run {run_id!r}" if not exact else f"several runs begin with {run_id!r}")
@@ -226,17 +258,17 @@ class Archive:
 
     def runs(self, limit: int = 50, task_digest: str = "", before: float = 0.0) -> list[run_pb2.Run]:
         """Runs, newest first; with `before`, only those created earlier."""
-        query = _RUN.order_by(_runs.c.created_at.desc(), _runs.c.id).limit(limit)
+        query = _RUN.order_by(RUNS.c.created_at.desc(), RUNS.c.id).limit(limit)
         if before:
-            query = query.where(_runs.c.created_at < before)
+            query = query.where(RUNS.c.created_at < before)
         if task_digest:
-            query = query.where(_runs.c.task_digest == task_digest)
-        return [self._kept(run_pb2.Run, row) for row in self._rows(query)]
+            query = query.where(RUNS.c.task_digest == task_digest)
+        return [self._kept(run_pb2.Run, row) for row in self.rows(query)]
 
     def trials(self, run_id: str) -> list[trial_pb2.Trial]:
         """The trials of a run in order; empty for an unknown run."""
         query = _TRIAL.where(_trials.c.run_id == run_id).order_by(_trials.c.number)
-        return [self._kept(trial_pb2.Trial, row) for row in self._rows(query)]
+        return [self._kept(trial_pb2.Trial, row) for row in self.rows(query)]
 
     def events(self, run_id: str, after: int = 0, limit: int | None = None) -> list[run_pb2.RunEvent]:
         """Events of a run past a number, in order; the first so many of them."""
@@ -246,7 +278,7 @@ class Archive:
             .order_by(_events.c.number)
             .limit(limit)
         )
-        return [self._kept(run_pb2.RunEvent, row) for row in self._rows(query)]
+        return [self._kept(run_pb2.RunEvent, row) for row in self.rows(query)]
 
     def known_moves(self, run: run_pb2.Run, limit: int = KNOWN_COUNT) -> list[list[analysis_pb2.Move]]:
         """Moves that earlier runs on such a device found best: those of the task, then those of its shape, best first.
@@ -254,9 +286,9 @@ class Archive:
         Both digests count the target. Winners of runs come before trials that were only screened. A kernel that was
         written for another task is not among them: its text holds that task's sizes.
         """
-        lists = self._best_moves(_runs.c.task_digest == run.task.digest, run.device.name, limit)
+        lists = self._best_moves(RUNS.c.task_digest == run.task.digest, run.device.name, limit)
         if run.shape_digest and len(lists) < limit:
-            alike = (_runs.c.shape_digest == run.shape_digest) & (_runs.c.task_digest != run.task.digest)
+            alike = (RUNS.c.shape_digest == run.shape_digest) & (RUNS.c.task_digest != run.task.digest)
             for key, moves in self._best_moves(alike, run.device.name, 2 * limit).items():
                 if not any(move.kind == analysis_pb2.MOVE_KIND_WRITE for move in moves):
                     lists.setdefault(key, moves)
@@ -267,13 +299,9 @@ class Archive:
     ) -> timing_pb2.ReferenceReport | None:
         """Times of a task's baselines, as the latest run found that timed them, on the same device with the same
         driver, torch, Python and threads; None where there is none. Whether they hold is the benchmark's to say."""
-
-        def place(of: timing_pb2.Environment) -> tuple[str, str, str, str, int]:
-            return of.device, of.driver, of.torch, of.python, of.thread_count
-
         for run in self.runs(limit=KNOWN_RUNS, task_digest=task_digest):
             found = run.reference
-            if found.arms and not found.is_kept and place(found.environment) == place(environment):
+            if found.arms and not found.is_kept and is_same_place(found.environment, environment):
                 return found
         return None
 
@@ -281,25 +309,26 @@ class Archive:
         """By form, what runs on such a device found best for groups: of each form the fastest."""
         here = (_groups.c.device == device) & _groups.c.form.in_(sorted({*forms}))
         query = sa.select(_groups.c.run_id, _groups.c.message).where(here).order_by(_groups.c.median_ns.desc())
-        found = [self._kept(analysis_pb2.KnownGroup, row) for row in self._rows(query)]
+        found = [self._kept(analysis_pb2.KnownGroup, row) for row in self.rows(query)]
         return {group.form: group for group in found}
 
     def _best_moves(
         self, condition: sa.ColumnElement[bool], device: str, limit: int
     ) -> dict[str, list[analysis_pb2.Move]]:
         """The best lists of moves of runs that fulfil a condition, by digest."""
-        same = condition & (_runs.c.device == device)
-        runs = _RUN.where(same, _runs.c.speedup > 1.0).order_by(_runs.c.speedup.desc())
+        same = condition & (RUNS.c.device == device)
+        runs = _RUN.where(same, RUNS.c.speedup > 1.0).order_by(RUNS.c.speedup.desc())
         trials = (
-            _TRIAL.join(_runs, _runs.c.id == _trials.c.run_id)
+            _TRIAL.join(RUNS, RUNS.c.id == _trials.c.run_id)
             .where(same, _trials.c.speedup > 1.0, _trials.c.verdict == verdict_pb2.VERDICT_STATE_PASS)
             .order_by(_trials.c.speedup.desc())
         )
-        found = [self._kept(run_pb2.Run, row).best for row in self._rows(runs.limit(limit))]
-        found += [self._kept(trial_pb2.Trial, row) for row in self._rows(trials.limit(2 * limit))]
+        found = [self._kept(run_pb2.Run, row).best for row in self.rows(runs.limit(limit))]
+        found += [self._kept(trial_pb2.Trial, row) for row in self.rows(trials.limit(2 * limit))]
         return {of_moves(moves_of(trial)): list(moves_of(trial)) for trial in found if moves_of(trial)}
 
-    def _rows(self, query: sa.Select[Any]) -> Sequence[sa.Row[Any]]:
+    def rows(self, query: sa.Select[Any]) -> Sequence[sa.Row[Any]]:
+        """What a query gives. Raises ArchiveFault where the database cannot be read."""
         try:
             with self._engine.connect() as connection:
                 return connection.execute(query).all()
@@ -317,10 +346,20 @@ class Archive:
             raise BadInput(f"{self._place}: what is kept of run {run} is damaged, or not ours; {REMEDY}")
         return message
 
+    def _is_kept(self, connection: sa.Connection, run_id: str) -> bool:
+        """Whether there is such a run, whose owner then stays the same until the transaction ends."""
+        owner = connection.execute(_OWNER, {"which": run_id}).scalar_one_or_none()
+        if owner not in (None, self.owner):
+            raise RunLost(f"another orchestrator has taken up run {run_id}")
+        return owner is not None
+
     @contextmanager
-    def _writing(self) -> Iterator[sa.Connection]:
+    def writing(self) -> Iterator[sa.Connection]:
+        """A transaction. Raises ArchiveFault where the database cannot be written."""
         try:
             with self._engine.begin() as connection:
+                if self._engine.dialect.name == "sqlite":
+                    connection.exec_driver_sql("BEGIN IMMEDIATE")  # what is read first may be written then
                 yield connection
         except DBAPIError as error:
             raise ArchiveFault(

@@ -12,6 +12,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 from orchestrator.model_turns import with_write
+from orchestrator.pipeline import passed
 from orchestrator.search import PLAN_ZERO, Proposal, Search, SearchState
 from warpsmith.errors import Infrastructure
 from warpsmith.v1 import analysis_pb2, hypothesis_pb2, reasoning_service_pb2, run_pb2, trial_pb2
@@ -71,6 +72,12 @@ class Counsel:
         self.history.append(trial)
         for number in (trial.number, trial.parent):
             self._kin.setdefault(number, []).append(trial)
+
+    def numbered(self, number: int) -> trial_pb2.Trial | None:
+        """The ended trial of a number; for plan zero the one that timed it, if it has ended."""
+        if number:
+            return self.history[number - 1]
+        return next((trial for trial in self.history if passed(trial) and not trial.candidate.moves), None)
 
     @property
     def thinking(self) -> list[Future[list[Proposal]]]:

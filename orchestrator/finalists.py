@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from orchestrator.pipeline import Judged, Outcome, Pipeline, passed
+from orchestrator.pipeline import Judged, Outcome, Pipeline, passed, without_bulk
 from orchestrator.search import score
 from warpsmith.contract import words
 from warpsmith.errors import Infrastructure
@@ -19,6 +19,7 @@ from warpsmith.v1 import (
     analysis_pb2,
     candidate_pb2,
     hypothesis_pb2,
+    run_pb2,
     task_pb2,
     timing_pb2,
     trial_pb2,
@@ -224,6 +225,14 @@ def winner(judged: Sequence[trial_pb2.Trial]) -> trial_pb2.Trial | None:
     """The best judged finalist: a faster one before any other, then by speedup. None when none passed."""
     right = [trial for trial in judged if passed(trial)]
     return max(right, key=lambda trial: (trial.timing.faster, is_credible(trial), score(trial)), default=None)
+
+
+def keep_best(run: run_pb2.Run, trials: Sequence[trial_pb2.Trial]) -> None:
+    """Gives a run that ends without finals the best of its trials as it was screened, which is never called faster."""
+    if not run.HasField("best") and (best := select(trials, 1)):
+        run.best_trial = best[0].number
+        run.best.CopyFrom(without_bulk(best[0], keep_sources=True, keep_samples=True))
+        run.best.timing.faster = False
 
 
 def rewritten_reference(pipeline: Pipeline, candidate: candidate_pb2.Candidate) -> candidate_pb2.Program | None:

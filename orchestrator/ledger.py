@@ -7,6 +7,7 @@ nothing and ends nothing.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -30,6 +31,29 @@ NEAR_FLOOR_PERCENT = 95.0
 """A kernel that reaches so much of the floor ends a search: what is left is less than noise (docs/measurement.md)."""
 
 
+DEFAULT_WALL_SECONDS = 60.0
+
+
+def wall_seconds(budget: run_pb2.Budget) -> float:
+    """Of a search."""
+    return budget.wall_seconds or DEFAULT_WALL_SECONDS
+
+
+def is_spent(run: run_pb2.Run) -> bool:
+    """Whether a budget but that of time is spent."""
+    budget = run.budget
+    return (
+        0 < budget.trial_count <= run.trial_count
+        or 0 < budget.device_seconds <= run.spent.device_seconds
+        or 0 < budget.model_tokens <= run.model_tokens
+    )
+
+
+def has_budget_left(run: run_pb2.Run) -> bool:
+    """Whether a search that was stopped may go on."""
+    return run.spent.wall_seconds < wall_seconds(run.budget) and not is_spent(run)
+
+
 class Observer(Protocol):
     """Hears what happens in a run, in the run's thread."""
 
@@ -50,7 +74,8 @@ class Ledger:
         self._lock = threading.Lock()
         self._programs: set[str] = set()
         self._tried: set[str] = set()
-        self._device_seconds = 0.0
+        self._searching_since = 0.0
+        """When this search began, less what was spent before, by the monotonic clock; 0 before."""
         self.trials: list[trial_pb2.Trial] = []
         """Those that ended, with their programs and no binaries."""
         self.floor_percent = 0.0
@@ -66,23 +91,28 @@ class Ledger:
         with self._lock:
             self._run.stage_seconds[stage] += seconds
             if stage in ("verify", "measure"):
-                self._device_seconds += seconds
+                self._run.spent.device_seconds += seconds
 
     def took_tokens(self, count: int) -> None:
         """A model wrote so many tokens."""
         with self._lock:
             self._run.model_tokens += count
+            self._run.spent.model_tokens = self._run.model_tokens
+
+    def begin(self) -> float:
+        """The search begins, or goes on: the seconds of the budget that are left of it."""
+        self._searching_since = time.monotonic() - self._run.spent.wall_seconds
+        return wall_seconds(self._run.budget) - self._run.spent.wall_seconds
+
+    def note_time(self) -> None:
+        """Keeps how long it has searched."""
+        if self._searching_since:
+            self._run.spent.wall_seconds = time.monotonic() - self._searching_since
 
     @property
     def is_spent(self) -> bool:
         """Whether a budget but that of time is spent, or there is nothing more to gain."""
-        budget = self._run.budget
-        return (
-            0 < budget.trial_count <= len(self.trials)
-            or 0 < budget.device_seconds <= self._device_seconds
-            or 0 < budget.model_tokens <= self._run.model_tokens
-            or self.is_near_floor
-        )
+        return is_spent(self._run) or self.is_near_floor
 
     def may_start(self, under_way: int) -> bool:
         """Whether one more trial than those under way is within the budget of trials."""
@@ -115,18 +145,30 @@ class Ledger:
         """It was not tried after all, and may be again."""
         self._tried.discard(of_moves(moves))
 
+    def take_up(self, trials: Sequence[trial_pb2.Trial], counsel: Counsel) -> None:
+        """Knows what the run had found and spent when it was left; `trials` carry their programs."""
+        for trial in trials:
+            self._programs |= {trial.candidate.program.digest, trial.candidate.analysis.plan_digest}
+            self.note_tried(trial.hypothesis.moves)
+            self._keep(trial, counsel)
+            spent = self._run.spent
+            spent.wall_seconds = max(spent.wall_seconds, trial.spent.wall_seconds)
+            spent.device_seconds = max(spent.device_seconds, trial.spent.device_seconds)
+            spent.model_tokens = max(spent.model_tokens, trial.spent.model_tokens)
+        self._run.model_tokens = max(self._run.model_tokens, self._run.spent.model_tokens)
+        self._run.pass_count = sum(map(passed, trials))
+
     # ---- found -----------------------------------------------------------------------------------------
 
     def record(self, outcome: Outcome, counsel: Counsel) -> None:
         """Numbers and keeps what was judged; counts the rest. In the run's thread."""
         match outcome:
             case Judged(trial):
+                self.note_time()
                 trial.number = len(self.trials) + 1
+                trial.spent.CopyFrom(self._run.spent)
                 kept = without_bulk(trial, keep_sources=True)
-                self.trials.append(kept)
-                counsel.add(without_bulk(trial))
-                self.floor_percent = max(self.floor_percent, self._share_of_floor(trial))
-                self._run.trial_count = len(self.trials)
+                self._keep(kept, counsel)
                 self._run.pass_count += passed(trial)
                 metrics.record_trial(self._run, trial)
                 self._observer.trial_ended(kept)
@@ -140,6 +182,12 @@ class Ledger:
                 metrics.funnel.labels("fault").inc()
             case Interrupted() | Unanswered():
                 pass
+
+    def _keep(self, trial: trial_pb2.Trial, counsel: Counsel) -> None:
+        self.trials.append(trial)
+        counsel.add(without_bulk(trial))
+        self.floor_percent = max(self.floor_percent, self._share_of_floor(trial))
+        self._run.trial_count = len(self.trials)
 
     def _share_of_floor(self, trial: trial_pb2.Trial) -> float:
         """Percent of the floor that a trial reaches; 0 where a kernel may well pass it (by algebra, or in products).

@@ -32,6 +32,7 @@ funnel = Counter("warpsmith_trials_total", f"Trials by how far they came: {', '.
 faster = Counter("warpsmith_trials_faster_total", "Trials whose screening beat the fastest baseline beyond noise.")
 verdicts = Counter("warpsmith_verdicts_total", "Verdicts on trials, by kind; pass and infra are kinds too.", ["kind"])
 runs = Counter("warpsmith_runs_total", "Runs that ended, by final state.", ["state"])
+runs_taken_up = Counter("warpsmith_runs_taken_up_total", "Runs that others left and this one goes on with.")
 active_runs = Gauge("warpsmith_runs_active", "Runs that are queued or under way.")
 waiting_for_model = Gauge(
     "warpsmith_runs_waiting_for_model", "Runs that search without a language model, whose server is away."

@@ -1,8 +1,9 @@
 """Conducts one run: prepare, look for headroom, search within the budgets, judge the finalists.
 
 The one idea: whatever stops a search (budget, user, fault, nothing left to try), what was found so far goes to the
-finalists. Trials walk in `walks`; what they find and cost stands in `ledger`. Runs in the caller's thread; it keeps
-nothing beyond the run: `Observer` hears of every change.
+finalists; only who leaves a run for another orchestrator judges nothing. Trials walk in `walks`; what they find and
+cost stands in `ledger`, also of a run that was begun elsewhere. Runs in the caller's thread; it keeps nothing beyond
+the run: `Observer` hears of every change.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import TypeVar
 
@@ -34,11 +35,11 @@ from orchestrator.prepare import (
     prepare,
 )
 from orchestrator.search import PLAN_ZERO, Proposal, Search
-from orchestrator.search.memory import NOTHING_KNOWN, Memory, first_hypotheses, learned
+from orchestrator.search.memory import NOTHING_KNOWN, Memory, first_hypotheses, known_first, learned
 from orchestrator.serving.device_gate import DeviceGate
 from orchestrator.walks import Effort, Walks
 from warpsmith.digest import of_shape, of_task
-from warpsmith.errors import ArchiveFault, BadInput, Infrastructure, WarpsmithError
+from warpsmith.errors import ArchiveFault, BadInput, Infrastructure, RunLost, WarpsmithError
 from warpsmith.floors import is_of_products
 from warpsmith.sandbox.processors import processor_count
 from warpsmith.v1 import (
@@ -49,7 +50,6 @@ from warpsmith.v1 import (
     trial_pb2,
 )
 
-DEFAULT_WALL_SECONDS = 60.0
 ENDED = frozenset(
     {
         run_pb2.RUN_STATE_FASTER,
@@ -62,11 +62,17 @@ ENDED = frozenset(
 )
 """States that a run does not leave."""
 
+_PHASES = (run_pb2.RUN_STATE_PREPARING, run_pb2.RUN_STATE_SEARCHING, run_pb2.RUN_STATE_FINISHING)
+_ZERO = hypothesis_pb2.Hypothesis(predicted_speedup=1.0, rationale="the module as library calls", source="plan zero")
+_LEAVE_SECONDS = 2.0
+"""How long trials under way may take to end their stage when the run is left."""
+
 ResultT = TypeVar("ResultT")
 
 
 class SearchRun:
-    """One run, executed once. `memory`: what earlier runs found."""
+    """One run, executed once. `memory`: what earlier runs found. `past`: of a run that was begun elsewhere, its trials
+    in order, with their programs; None for one that begins here."""
 
     def __init__(
         self,
@@ -77,13 +83,13 @@ class SearchRun:
         observer: Observer,
         memory: Memory = NOTHING_KNOWN,
         effort: Effort | None = None,
+        past: Sequence[trial_pb2.Trial] | None = None,
     ) -> None:
         self.run = run
+        self._past, self._is_begun = past or (), past is None
         self._agents, self._gate, self._search = agents, gate, search
-        self._observer, self._memory = observer, memory
-        self._chosen_effort = effort
-        self._cancelled = threading.Event()
-        self._stop_walks = threading.Event()
+        self._observer, self._memory, self._chosen_effort = observer, memory, effort
+        self._cancelled, self._left, self._stop_walks = threading.Event(), threading.Event(), threading.Event()
         self._settled = threading.Event()
         """What walks beyond the end of the search is measured no more."""
         self._ledger = Ledger(run, observer)
@@ -97,45 +103,65 @@ class SearchRun:
         self._cancelled.set()
         self._stop_walks.set()
 
+    def leave(self) -> None:
+        """Asks for an end soon, with nothing judged: another orchestrator goes on with the run. From any thread."""
+        self._left.set()
+        self._stop_walks.set()
+
     def execute(self) -> run_pb2.Run:
-        """Runs to the end and returns the run in an ended state; never raises for what a run can meet."""
+        """Runs to the end and returns the run in an ended state; never raises for what a run can meet.
+
+        Raises:
+            RunLost: it was left. Infrastructure: a run that was begun elsewhere could not be prepared here.
+        """
         try:
-            with ExitStack() as turn:
-                prepared = self._phase(run_pb2.RUN_STATE_PREPARING, lambda: self._prepare(turn))
-                if prepared is None:
-                    return self._end(run_pb2.RUN_STATE_CANCELLED, "stopped by the user before the search began")
-                if reason := at_floor(prepared.reference, prepared.analysis):
-                    return self._end(run_pb2.RUN_STATE_AT_FLOOR, reason)
-                self._phase(run_pb2.RUN_STATE_SEARCHING, self._search_all)
-                self._phase(run_pb2.RUN_STATE_FINISHING, self._judge_finalists)
-            return self._conclude()
+            return self._executed()
         except BadInput as error:
             return self._end(run_pb2.RUN_STATE_BAD_INPUT, str(error))
         except WarpsmithError as error:
+            self._require_kept()
+            if isinstance(error, RunLost) or not self._is_begun:
+                raise
+            finalists.keep_best(self.run, self._ledger.trials)
             return self._end(run_pb2.RUN_STATE_FAILED, str(error))
 
+    def _executed(self) -> run_pb2.Run:
+        is_searched = len(self.run.phase_seconds) > 1  # before it was left
+        with ExitStack() as turn:
+            prepared = self._phase(run_pb2.RUN_STATE_PREPARING, lambda: self._prepare(turn))
+            if prepared is None:
+                return self._end(run_pb2.RUN_STATE_CANCELLED, "stopped by the user before the search began")
+            self._is_begun = True
+            if not self._past and (reason := at_floor(prepared.reference, prepared.analysis)):
+                return self._end(run_pb2.RUN_STATE_AT_FLOOR, reason)
+            if not is_searched:
+                self._phase(run_pb2.RUN_STATE_SEARCHING, self._search_all)
+            self._phase(run_pb2.RUN_STATE_FINISHING, self._judge_finalists)
+        return self._conclude()
+
     def _phase(self, state: run_pb2.RunState.ValueType, work: Callable[[], ResultT]) -> ResultT:
-        self.run.state, self.run.message = state, ""
+        place, seconds = _PHASES.index(state), self.run.phase_seconds
+        is_again = place == 0 and self._past  # then it says that it was taken up
+        self.run.state, self.run.message = state, self.run.message if is_again else ""
         self._observer.run_changed(self.run)
         start = time.monotonic()
         try:
             return work()
         finally:
+            self._require_kept()
             waited, self._waited = self._waited, 0.0
-            self.run.phase_seconds.append(time.monotonic() - start - waited)
+            before = sum(seconds[place : place + 1])
+            seconds[place : place + 1] = [before + time.monotonic() - start - waited]
+
+    def _require_kept(self) -> None:
+        if self._left.is_set():
+            raise RunLost(f"run {self.run.id} was left")
 
     def _waits_for(self, what: str) -> None:
         """Shows what is under way."""
         if what != self.run.message:
             self.run.message = what
             self._observer.run_changed(self.run)
-
-    def _numbered(self, number: int) -> trial_pb2.Trial | None:
-        """The ended trial of a number; for plan zero the one that timed it, if it has ended."""
-        history = self._counsel.history
-        if number:
-            return history[number - 1]
-        return next((trial for trial in history if passed(trial) and not trial.candidate.moves), None)
 
     def _end(self, state: run_pb2.RunState.ValueType, message: str) -> run_pb2.Run:
         self.run.state, self.run.message = state, message
@@ -155,10 +181,10 @@ class SearchRun:
         start = time.monotonic()
         if self._gate.is_taken:
             self._waits_for("waiting until another run is done with the device")
-        if not turn.enter_context(self._gate.turn(lambda: not self._cancelled.is_set())):
+        if not turn.enter_context(self._gate.turn(self._may_prepare)):
             return None
         self._waited = time.monotonic() - start
-        self.run.stage_seconds["wait"] = self._waited
+        self.run.stage_seconds["wait"] += self._waited
         self._effort = self._chosen_effort or Effort.of(task.target, processor_count(), self._gate.device_count)
         self._pipeline = Pipeline(
             self._agents,
@@ -169,15 +195,15 @@ class SearchRun:
             claim=self._ledger.claim,
             retry_pause_seconds=self._effort.retry_pause_seconds,
             took=self._ledger.took,
-            numbered=self._numbered,
+            numbered=lambda number: self._counsel.numbered(number),  # noqa: PLW0108 (it is made later)
             spent=self._ledger.took_tokens,
         )
         prepared = prepare(
             self._agents,
             self._gate,
             task,
-            go_on=lambda: not self._cancelled.is_set(),
-            known=self._memory.reference,
+            go_on=self._may_prepare,
+            known=known_first(self.run.reference, self._memory.reference),
             waits_for=self._waits_for,
         )
         if prepared is not None:
@@ -192,26 +218,33 @@ class SearchRun:
                 self.run,
                 self._search,
                 is_new=lambda hypothesis: self._ledger.is_new(hypothesis.moves),
-                analyze=lambda moves: analyze(self._agents, self._gate, task, list(moves)),
+                analyze=self._analyze,
                 ask=self._pipeline.propose,
                 go_on=lambda: not self._spent(),
                 plan_zero=prepared.analysis,
             )
+            self._ledger.take_up(self._past, self._counsel)
             self._observer.run_changed(self.run)
         return prepared
+
+    def _analyze(self, moves: Sequence[analysis_pb2.Move]) -> analysis_pb2.Analysis:
+        return analyze(self._agents, self._gate, self.run.task, list(moves))
+
+    def _may_prepare(self) -> bool:  # what was found before is judged also where its user wants no more of it
+        return not self._left.is_set() and (bool(self._past) or not self._cancelled.is_set())
 
     # ---- search --------------------------------------------------------------------------------------
 
     def _search_all(self) -> None:
         """Searches until the strategy, a budget, the user or a fault ends it."""
         first = self._first_proposals()
-        self._deadline = time.monotonic() + (self.run.budget.wall_seconds or DEFAULT_WALL_SECONDS)
+        self._deadline = time.monotonic() + self._ledger.begin()
         walks = Walks(self._effort, self._pipeline, self._counsel, self._ledger, self._spent, self._waits)
         try:
             walks.search(first)
             if self._ledger.is_near_floor:
-                reached = f"{self._ledger.floor_percent:.0f} % of the floor"
-                self._cut_short = f"; a kernel reaches {reached}, which ended the search"
+                reached = f"a kernel reaches {self._ledger.floor_percent:.0f} % of the floor"
+                self._cut_short = f"; {reached}, which ended the search"
         except Infrastructure as error:
             if isinstance(error, ArchiveFault) or not any(passed(trial) for trial in self._ledger.trials):
                 raise
@@ -219,30 +252,23 @@ class SearchRun:
         finally:
             walks.forget_waiting()
             self._counsel.end()
-            if not self._cancelled.is_set() and not any(trial.candidate.moves for trial in self._ledger.trials):
-                walks.settle()  # a short budget still tries something
+            if not self._stop_walks.is_set() and not any(trial.candidate.moves for trial in self._ledger.trials):
+                walks.settle(self._effort.settle_seconds)  # a short budget still tries something
             self._stop_walks.set()
-            ended = walks.settle()
+            ended = walks.settle(_LEAVE_SECONDS if self._left.is_set() else self._effort.settle_seconds)
             self._settled.set()
             walks.close()
+            self._ledger.note_time()
             for outcome in ended:
                 self._ledger.record(outcome, self._counsel)
 
     def _first_proposals(self) -> list[Proposal]:
         """Plan zero itself, which every later plan is compared with, then what earlier runs found."""
-        zero = hypothesis_pb2.Hypothesis(
-            predicted_speedup=1.0, rationale="the module as library calls", source="plan zero"
-        )
-        known = first_hypotheses(
-            self._memory,
-            self.run,
-            self._plan_zero,
-            lambda moves: analyze(self._agents, self._gate, self.run.task, list(moves)),
-        )
-        return [Proposal(PLAN_ZERO, each) for each in (zero, *known)]
+        known = first_hypotheses(self._memory, self.run, self._plan_zero, self._analyze)
+        return [Proposal(PLAN_ZERO, each) for each in (_ZERO, *known)]
 
     def _spent(self) -> bool:
-        return self._cancelled.is_set() or time.monotonic() >= self._deadline or self._ledger.is_spent
+        return self._stop_walks.is_set() or time.monotonic() >= self._deadline or self._ledger.is_spent
 
     def _waits(self, reason: str) -> None:
         """Shows that the run misses a language model (why), or (empty) that it no longer does."""
@@ -260,6 +286,7 @@ class SearchRun:
             self._agents,
             self._gate,
             self.run.task,
+            go_on=lambda: not self._left.is_set(),
             retry_pause_seconds=self._effort.retry_pause_seconds,
             took=lambda stage, seconds: self._ledger.took(f"final {stage}", seconds),
         )
@@ -274,32 +301,18 @@ class SearchRun:
             self.run.best_trial = best.number
             self.run.best.CopyFrom(without_bulk(best, keep_sources=True, keep_samples=True))
             if best.timing.faster:
-                self._learn(best)
+                self.run.learned.extend(self._learned(best))
 
-    def _learn(self, best: trial_pb2.Trial) -> None:
-        """Keeps what the winner's groups are set to."""
+    def _learned(self, best: trial_pb2.Trial) -> list[analysis_pb2.KnownGroup]:
+        """What the winner's groups are set to."""
         if any(move.kind == analysis_pb2.MOVE_KIND_SET for move in best.candidate.moves):
             with contextlib.suppress(WarpsmithError):  # what could not be analysed is not kept
-                made = analyze(self._agents, self._gate, self.run.task, list(best.candidate.moves))
-                self.run.learned.extend(learned(best, made))
+                return learned(best, self._analyze(best.candidate.moves))
+        return []
 
     def _conclude(self) -> run_pb2.Run:
-        trivial = report.trivial(self.run)
         faster = self.run.HasField("best") and self.run.best.timing.faster
-        if trivial:
-            message = f"no speedup of this module means anything: it gives {trivial} whatever it is given"
-        elif faster:
-            speedup = self.run.best.timing.speedup_fastest
-            metrics.best_speedup.observe(speedup.median)
-            that_ran = " that ran" if any(arm.failure for arm in self.run.best.timing.arms) else ""
-            message = f"{speedup.median:.2f}x the fastest baseline{that_ran} [{speedup.low:.2f}, {speedup.high:.2f}]"
-        elif self.run.HasField("best"):
-            message = f"no faster kernel found: {finalists.shortfall(self.run.best)}"
-        elif self.run.pass_count:
-            message = f"no faster kernel found{self._refusal}"
-        else:
-            message = "no candidate passed"
-        message += self._cut_short
+        message = _conclusion(self.run, self._refusal) + self._cut_short
         if self._cancelled.is_set():
             return self._end(run_pb2.RUN_STATE_CANCELLED, f"stopped by the user; {message}")
         if self._counsel.floor_reason and not faster:
@@ -307,3 +320,17 @@ class SearchRun:
         if self._ledger.last_fault and not self.run.pass_count:
             return self._end(run_pb2.RUN_STATE_FAILED, self._ledger.last_fault)
         return self._end(run_pb2.RUN_STATE_FASTER if faster else run_pb2.RUN_STATE_NO_FASTER, message)
+
+
+def _conclusion(run: run_pb2.Run, refusal: str) -> str:
+    """What came of a run, in one sentence; `refusal`: why its finalists were not right."""
+    if trivial := report.trivial(run):
+        return f"no speedup of this module means anything: it gives {trivial} whatever it is given"
+    if run.HasField("best") and run.best.timing.faster:
+        speedup = run.best.timing.speedup_fastest
+        metrics.best_speedup.observe(speedup.median)
+        that_ran = " that ran" if any(arm.failure for arm in run.best.timing.arms) else ""
+        return f"{speedup.median:.2f}x the fastest baseline{that_ran} [{speedup.low:.2f}, {speedup.high:.2f}]"
+    if run.HasField("best"):
+        return f"no faster kernel found: {finalists.shortfall(run.best)}"
+    return f"no faster kernel found{refusal}" if run.pass_count else "no candidate passed"

@@ -15,7 +15,9 @@ from orchestrator.search.memory import NOTHING_KNOWN, Memory
 from orchestrator.search_run import SearchRun
 from orchestrator.serving.device_gate import DeviceGate, most_ahead
 from orchestrator.serving.dialing import Devices, agents_of, endpoints
-from orchestrator.serving.hosting import RunHost, Story, light
+from orchestrator.serving.hosting import RunHost
+from orchestrator.serving.ownership import Owner
+from orchestrator.serving.story import Story, light
 from orchestrator.tasks.intake import accept
 from warpsmith import plugins
 from warpsmith.errors import NotFound
@@ -65,6 +67,10 @@ class OptimizationServicer(optimization_service_pb2_grpc.OptimizationServiceServ
         """Asks a run to stop."""
         return messages.CancelRunResponse(run=self._host.cancel(request.run_id))
 
+    def ResumeRun(self, request: messages.ResumeRunRequest, context: object) -> messages.ResumeRunResponse:
+        """Takes up a run again that was left, cancelled or failed."""
+        return messages.ResumeRunResponse(run=self._host.resume(request.run_id))
+
     def ExportBest(self, request: messages.ExportBestRequest, context: object) -> messages.ExportBestResponse:
         """Writes the best kernel of a run, or of several runs of one module, as a file or a folder of files."""
         exporter: Exporter = plugins.load("exporter", request.flavour or DEFAULT_EXPORTER)
@@ -89,8 +95,12 @@ class OptimizationServicer(optimization_service_pb2_grpc.OptimizationServiceServ
             made.aside_count, made.waiting_count = use.aside_count, use.waiting_count
         return made
 
+    def leave(self) -> None:
+        """Leaves runs under way to the next orchestrator, and ends who watches them; called before the drain."""
+        self._host.leave()
+
     def close(self) -> None:
-        """Stops runs under way; called after the drain."""
+        """Closes the archive; called after the drain."""
         if self._devices is not None:
             self._devices.close()
         self._host.close()
@@ -115,6 +125,8 @@ def make_servicer(settings: Settings) -> OptimizationServicer:
             lambda task, device: archive.known_reference(task.digest, device.environment),
             archive.known_groups,
         )
-        return SearchRun(run, agents, gate, search, story, memory=NOTHING_KNOWN if fresh else known)
+        memory, past = NOTHING_KNOWN if fresh else known, tuple(story.trials) if story.attempt else None
+        return SearchRun(run, agents, gate, search, story, memory=memory, past=past)
 
-    return OptimizationServicer(RunHost(archive, make_run, at_once=1 + most_ahead(os.cpu_count() or 1)), devices, gate)
+    owner, at_once = Owner(archive, stays=settings.takes_up), 1 + most_ahead(os.cpu_count() or 1)
+    return OptimizationServicer(RunHost(archive, make_run, at_once, owner), devices, gate)

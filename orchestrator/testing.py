@@ -8,10 +8,11 @@ verdict, "hang" faults while timed). The real protocols are spoken, so what runs
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from orchestrator.agents import Agents
@@ -27,6 +28,7 @@ from warpsmith.v1 import (
     correctness_service_pb2,
     hypothesis_pb2,
     reasoning_service_pb2,
+    run_pb2,
     synthesis_service_pb2,
     task_pb2,
     tensor_pb2,
@@ -319,6 +321,17 @@ class World:
         for word in program.sources[0].text.split():
             time_ns /= self.gains[word.partition(":")[0]]
         return time_ns
+
+
+def heard(events: AsyncIterator[run_pb2.RunEvent]) -> Iterator[run_pb2.RunEvent]:
+    """What a watcher hears, without a server and its event loop."""
+
+    async def following() -> run_pb2.RunEvent | None:
+        return await anext(events, None)
+
+    with asyncio.Runner() as runner:
+        while (event := runner.run(following())) is not None:
+            yield event
 
 
 def _has(program: candidate_pb2.Program, choice: str) -> bool:

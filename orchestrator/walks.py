@@ -115,9 +115,9 @@ class Walks:
         """Nothing waits for a language model any more: the search is over."""
         self._absence.forget()
 
-    def settle(self) -> Iterator[Outcome]:
-        """Gives trials under way time to end, and then the outcomes of those that did."""
-        ended, _ = wait(self._walking, timeout=self._effort.settle_seconds)
+    def settle(self, seconds: float) -> Iterator[Outcome]:
+        """Gives trials under way so long to end, and then the outcomes of those that did."""
+        ended, _ = wait(self._walking, timeout=seconds)
         return (future.result() for future in ended if not future.cancelled())
 
     def close(self) -> None:

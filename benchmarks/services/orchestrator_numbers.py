@@ -19,7 +19,7 @@ from orchestrator import testing
 from orchestrator.archive import Archive
 from orchestrator.search_run import SearchRun
 from orchestrator.serving.device_gate import DeviceGate
-from orchestrator.serving.hosting import Story
+from orchestrator.serving.story import Story
 from orchestrator.walks import Effort
 from warpsmith import plugins
 from warpsmith.v1 import run_pb2, task_pb2

@@ -24,8 +24,8 @@ from orchestrator.archive import Archive
 from orchestrator.search_run import SearchRun
 from orchestrator.serving.device_gate import DeviceGate
 from orchestrator.serving.dialing import agents_at
-from orchestrator.serving.hosting import Story
 from orchestrator.serving.local import MODULES
+from orchestrator.serving.story import Story
 from orchestrator.tasks import intake
 from orchestrator.walks import Effort
 from warpsmith import plugins

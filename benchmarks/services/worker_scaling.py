@@ -29,7 +29,7 @@ from orchestrator.search_run import SearchRun
 from orchestrator.serving import fake_service
 from orchestrator.serving.device_gate import DeviceGate
 from orchestrator.serving.dialing import agents_at
-from orchestrator.serving.hosting import Story
+from orchestrator.serving.story import Story
 from warpsmith import plugins
 from warpsmith.v1 import run_pb2, task_pb2
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from warpsmith.errors import BadInput
+from warpsmith.v1 import run_pb2
 
 _SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 
@@ -31,3 +32,13 @@ def shard(text: str) -> tuple[int, int]:
     if match is None or not 1 <= int(match[1]) <= int(match[2]):
         raise BadInput(f"--shard {text}: write 1/4 for the first of four")
     return int(match[1]) - 1, int(match[2])
+
+
+def limits(wall: str, trials: int, device_time: str, tokens: int) -> run_pb2.Budget:
+    """What a search may spend. Raises as `seconds`."""
+    return run_pb2.Budget(
+        wall_seconds=seconds(wall),
+        trial_count=trials,
+        device_seconds=seconds(device_time, "--device-time") if device_time else 0.0,
+        model_tokens=tokens,
+    )

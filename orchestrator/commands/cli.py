@@ -132,7 +132,7 @@ def optimize(
     runs: Runs = DEFAULT_RUNS,
 ) -> None:
     """Finds a faster kernel for each module and checks it. Ctrl-C keeps the best so far."""
-    limits = _budget(budget, trials, device_time, tokens)
+    limits = budgets.limits(budget, trials, device_time, tokens)
     environment = chosen.environment(chosen.agents(plugin, reasoner, synthesizer), search, server, trust_input)
     requests = [
         intake.Request(module, input_ or (), init or (), target, precision, class_name, prepared) for module in modules
@@ -144,9 +144,14 @@ def optimize(
         inspected = [pool.submit(intake.inspect, task) for task in tasks]
         with client.searching(server, runs, environment) as serving:
             ready = _all(each.result for each in inspected)
-            ended = _optimise_all(serving.orchestrator, ready, limits, search, fresh, progress)
+            ended = _optimise_all(serving, ready, limits, search, fresh, progress)
     finally:
         pool.shutdown(wait=False, cancel_futures=True)  # after Ctrl-C nothing queued is inspected
+    _finish(ended, as_json, server, runs)
+
+
+def _finish(ended: list[run_pb2.Run], as_json: bool, server: str, runs: Path) -> None:
+    """Prints what came of runs, and exits."""
     errors = list(filter(None, map(report.error_text, ended)))
     if as_json or len(errors) < len(ended):
         _print_results(ended, as_json)
@@ -154,6 +159,25 @@ def optimize(
         _print_next(tried, server, runs)
     _print_errors(*errors)
     raise typer.Exit(report.exit_code(ended))
+
+
+@app.command(epilog="Example:\n\n  warpsmith resume last")
+def resume(
+    run: RunId = "last",
+    plugin: Agent = None,
+    reasoner: Reasoner = "",
+    synthesizer: Synthesizer = "",
+    trust_input: Trust = False,
+    as_json: Json = False,
+    server: Server = "",
+    runs: Runs = DEFAULT_RUNS,
+) -> None:
+    """Goes on with a run that was left, cancelled or failed, with what is left of its budget."""
+    environment = chosen.environment(chosen.agents(plugin, reasoner, synthesizer), "", server, trust_input)
+    progress = Progress()
+    with client.searching(server, runs, environment) as serving, progress:
+        ended = _followed(serving, [client.resume(serving.orchestrator, run)], progress)
+    _finish(ended, as_json, server, runs)
 
 
 class _Refused(BadInput):
@@ -178,7 +202,7 @@ def _all(calls: Iterable[Callable[[], MadeT]]) -> list[MadeT]:
 
 
 def _optimise_all(
-    orchestrator: client.Optimization,
+    serving: client.Serving,
     tasks: list[task_pb2.Task],
     limits: run_pb2.Budget,
     search: str,
@@ -186,25 +210,31 @@ def _optimise_all(
     progress: Progress,
 ) -> list[run_pb2.Run]:
     """Starts a run for each task and watches them one after another."""
+    orchestrator = serving.orchestrator
     with suppress(WarpsmithError):  # a hint for people keeps no search from beginning
         progress.learn(client.latest(orchestrator, _EARLIER_RUNS))
     with progress:
         started = [client.create(orchestrator, task, limits, search, fresh=fresh) for task in tasks]
-        for run in started:
-            progress.expect(run)
-        identifiers = [run.id for run in started]
-        ended = []
-        for place, identifier in enumerate(identifiers):
-            ended.append(
-                client.follow(
-                    orchestrator,
-                    identifier,
-                    partial(progress.take, identifier),
-                    to_cancel=identifiers[place:],
-                    on_interrupt=lambda: progress.note("stopping: the best so far is judged (Ctrl-C again drops it)"),
-                )
-            )
-    return ended
+        return _followed(serving, started, progress)
+
+
+def _followed(serving: client.Serving, started: Sequence[run_pb2.Run], progress: Progress) -> list[run_pb2.Run]:
+    """Watches runs one after another to their ends; Ctrl-C asks those that have not ended to stop."""
+    for run in started:
+        progress.expect(run)
+    identifiers = [run.id for run in started]
+    return [
+        client.follow(
+            serving.orchestrator,
+            identifier,
+            partial(progress.take, identifier),
+            to_cancel=identifiers[place:],
+            on_interrupt=lambda: progress.note("stopping: the best so far is judged (Ctrl-C again leaves it)"),
+            note=progress.note,
+            check=serving.check,
+        )
+        for place, identifier in enumerate(identifiers)
+    ]
 
 
 @app.command(
@@ -244,7 +274,7 @@ def bench(
     directory = directory_bench.place(directory, suite, runs)
     entries = directory_bench.entries(directory, part)
     file = results or runs / f"bench-{directory.resolve().name}-{part[0] + 1}of{part[1]}.jsonl"
-    limits = _budget(budget, trials, device_time, tokens)
+    limits = budgets.limits(budget, trials, device_time, tokens)
     end = time.monotonic() + (budgets.seconds(time_limit, "--time-limit") if time_limit else float("inf"))
     agents = chosen.agents(plugin, reasoner, synthesizer)
     environment = chosen.environment(agents, search, server, trust_input)
@@ -384,7 +414,7 @@ def watch(run: RunId = "last", server: Server = "", runs: Runs = DEFAULT_RUNS) -
         found = orchestrator.GetRun(messages.GetRunRequest(run_id=run), timeout=30.0).run
         with Progress() as progress:
             progress.expect(found)
-            ended = client.follow(orchestrator, found.id, lambda event: progress.take(found.id, event))
+            ended = client.follow(orchestrator, found.id, partial(progress.take, found.id), note=progress.note)
     _print_results([ended], False)
     _print_next([ended], server, runs)
 
@@ -405,15 +435,6 @@ app.command("kernelbench", epilog=interchange_commands.EXAMPLE)(interchange_comm
 app.command("up", epilog=up_command.EXAMPLE)(up_command.up)
 app.command("web", epilog=web_command.EXAMPLE)(web_command.web)
 app.command("doctor")(trust_commands.doctor_command)
-
-
-def _budget(wall: str, trials: int, device_time: str, tokens: int) -> run_pb2.Budget:
-    return run_pb2.Budget(
-        wall_seconds=budgets.seconds(wall),
-        trial_count=trials,
-        device_seconds=budgets.seconds(device_time, "--device-time") if device_time else 0.0,
-        model_tokens=tokens,
-    )
 
 
 def _print_results(ended: list[run_pb2.Run], as_json: bool) -> None:

@@ -25,14 +25,14 @@ from orchestrator.serving.dialing import agents_at, judges_at, orchestrator_at
 from orchestrator.serving.hosting import RunHost
 from orchestrator.serving.local import MODULES, LocalServices, published_address
 from warpsmith import settings
-from warpsmith.errors import Infrastructure, NotFound, ServiceGone
+from warpsmith.errors import BadInput, Infrastructure, NotFound, ServiceGone
 from warpsmith.v1 import optimization_service_pb2 as messages
 from warpsmith.v1 import run_pb2, task_pb2
 
 Watcher = Callable[[run_pb2.RunEvent], None]
 
-PAUSES_S = (0.2, 0.5, 1.0, 2.0, 4.0)
-"""Before each further try to watch a run whose connection broke; an event begins them anew."""
+PAUSES_S = (0.2, 0.5, 1.0, 2.0, *(4.0,) * 29)
+"""Before each further try to watch a run whose connection broke, two minutes in all; an event begins them anew."""
 
 
 class Optimization(Protocol):
@@ -76,6 +76,12 @@ class Optimization(Protocol):
         """Asks a run to stop."""
         ...
 
+    def ResumeRun(
+        self, request: messages.ResumeRunRequest, /, timeout: float | None = None
+    ) -> messages.ResumeRunResponse:
+        """Takes up a run again."""
+        ...
+
     def DescribeQueue(
         self, request: messages.DescribeQueueRequest, /, timeout: float | None = None
     ) -> messages.DescribeQueueResponse:
@@ -84,7 +90,7 @@ class Optimization(Protocol):
 
 
 class InProcess:
-    """Past runs through the same eight methods, without a server. It starts nothing."""
+    """Past runs through the same nine methods, without a server. It starts nothing."""
 
     def __init__(self, archive: Archive) -> None:
         self._host = RunHost(archive, _no_agents)
@@ -128,7 +134,7 @@ def connected(server: str, runs: Path) -> Iterator[Optimization]:
     Raises:
         BadInput: no command is under way there.
     """
-    yield _at(server) if server else _calling(published_address(runs))
+    yield _at(server or str(runs))
 
 
 def _at(server: str) -> Optimization:
@@ -137,12 +143,31 @@ def _at(server: str) -> Optimization:
     Raises:
         BadInput: no command is under way there, or its socket is not our own.
     """
-    return _calling(server if ":" in server else published_address(Path(server)))
+    return _calling(server) if ":" in server else cast("Optimization", _Published(Path(server)))
 
 
 def _calling(address: str) -> Optimization:
     known = settings.read()
     return cast("Optimization", orchestrator_at(address, known.tls, known.token_file))
+
+
+class _Published:
+    """The orchestrator that a runs directory names. Looked up for each call: the next one has another address."""
+
+    def __init__(self, runs: Path) -> None:
+        self._runs, self._address = runs, published_address(runs)
+        self._orchestrator = _calling(self._address)
+
+    def __getattr__(self, method: str) -> Any:
+        return getattr(self._now(), method)
+
+    def _now(self) -> Optimization:
+        try:
+            if (address := published_address(self._runs)) != self._address:
+                self._orchestrator, self._address = _calling(address), address
+        except BadInput as error:  # there was one
+            raise ServiceGone(str(error)) from error
+        return self._orchestrator
 
 
 @dataclass(frozen=True)
@@ -238,37 +263,52 @@ def cancel(client: Optimization, run_id: str) -> run_pb2.Run:
     return client.CancelRun(messages.CancelRunRequest(run_id=run_id), timeout=30.0).run
 
 
+def resume(client: Optimization, run_id: str) -> run_pb2.Run:
+    """Takes up a run again that was left, cancelled or failed."""
+    return client.ResumeRun(messages.ResumeRunRequest(run_id=run_id), timeout=30.0).run
+
+
 def follow(
     client: Optimization,
     run_id: str,
     watcher: Watcher,
     *,
+    after: int = 0,
     to_cancel: Sequence[str] = (),
     on_interrupt: Callable[[], None] = lambda: None,
+    note: Callable[[str], None] = lambda _: None,
+    check: Callable[[], None] = lambda: None,
 ) -> run_pb2.Run:
-    """Watches a run to its end and returns it whole; where the connection breaks, from the event that came last.
+    """Watches a run past an event to its end and returns it whole; where the connection breaks, from the last event on.
 
-    The first Ctrl-C asks the runs of `to_cancel` to stop, and watching goes on; the second one passes through.
-    Raises ServiceGone where none of several more tries brings an event.
+    The first Ctrl-C asks the runs of `to_cancel` to stop, and watching goes on; the second one passes through. `note`
+    hears, once each time, that the orchestrator is away and that it is back; `check` is called while it is away.
+    Raises ServiceGone where none of `PAUSES_S` more tries brings an event, and what `check` raises.
     """
-    seen = 0
-    pauses = iter(PAUSES_S)
-    interrupted = False
+    pauses, pause, failed_count = iter(PAUSES_S), 0.0, 0
+    interrupted, asked = False, list[str]()
     while True:
         try:
-            for reply in client.WatchRun(messages.WatchRunRequest(run_id=run_id, after=seen)):
-                seen, pauses = reply.event.number, iter(PAUSES_S)
+            time.sleep(pause)
+            while asked:
+                cancel(client, asked[0])
+                asked.pop(0)
+            for reply in client.WatchRun(messages.WatchRunRequest(run_id=run_id, after=after)):
+                if failed_count > 1:
+                    note("the orchestrator is back")
+                after, pauses, pause, failed_count = reply.event.number, iter(PAUSES_S), 0.0, 0
                 watcher(reply.event)
             return client.GetRun(messages.GetRunRequest(run_id=run_id), timeout=30.0).run
         except ServiceGone:  # a connection that the server ends by its age may take a new watch with it
-            pause = next(pauses, None)
-            if pause is None:
+            failed_count += 1
+            pause = next(pauses, -1.0)
+            if pause < 0:
                 raise
-            time.sleep(pause)
+            check()
+            if failed_count == 2:
+                note(f"the orchestrator is away: waiting for it, {sum(PAUSES_S):.0f} s at most")
         except KeyboardInterrupt:
             if interrupted or not to_cancel:
                 raise
-            interrupted = True
+            interrupted, asked = True, list(to_cancel)
             on_interrupt()
-            for each in to_cancel:
-                cancel(client, each)

@@ -61,7 +61,7 @@ class ModuleRuns:
         while True:
             with self._one() as place:
                 try:
-                    run = self._followed(self.serving[place].orchestrator, task, budget)
+                    run = self._followed(self.serving[place], task, budget)
                 except Infrastructure:
                     self.check()
                     if place not in self._gone:
@@ -70,14 +70,16 @@ class ModuleRuns:
             if place not in self._gone or run.state not in _UNDONE or self._stopping.is_set():
                 return run
 
-    def _followed(self, orchestrator: client.Optimization, task: task_pb2.Task, budget: run_pb2.Budget) -> run_pb2.Run:
+    def _followed(self, serving: client.Serving, task: task_pb2.Task, budget: run_pb2.Budget) -> run_pb2.Run:
+        orchestrator, progress = serving.orchestrator, self.progress
         run = client.create(orchestrator, task, budget, self.search, fresh=self.fresh)
         self.progress.expect(run)
         self._under_way[run.id] = orchestrator
         try:
             if self._stopping.is_set():  # since before the run was under way
                 client.cancel(orchestrator, run.id)
-            return client.follow(orchestrator, run.id, partial(self.progress.take, run.id))
+            take = partial(progress.take, run.id)
+            return client.follow(orchestrator, run.id, take, note=progress.note, check=serving.check)
         finally:
             del self._under_way[run.id]
 
@@ -117,7 +119,7 @@ class ModuleRuns:
     def stop(self) -> None:
         """Asks every run that is under way to end, and lets none begin."""
         self._stopping.set()
-        self.progress.note("stopping: the best so far is judged (Ctrl-C again drops it)")
+        self.progress.note("stopping: the best so far is judged (Ctrl-C again leaves it)")
         for each in self.serving:
             self._cancel(each.orchestrator)
 

@@ -20,9 +20,10 @@ from rich.text import Text
 
 from orchestrator.commands.report import error_text, funnel, speedup_text, state_name, trial_line
 from orchestrator.commands.terminal import cell
+from orchestrator.ledger import wall_seconds
 from orchestrator.pipeline import passed
 from orchestrator.search import score
-from orchestrator.search_run import DEFAULT_WALL_SECONDS, ENDED
+from orchestrator.search_run import ENDED
 from warpsmith import printable
 from warpsmith.v1 import run_pb2, trial_pb2
 
@@ -62,7 +63,7 @@ class _Seen:
                 self.state, self.begun = run.state, now
             # The command itself says at its end what went wrong, once for all of its modules.
             self.message = "" if error_text(run) else run.message
-            self.usual = {**self.usual, run_pb2.RUN_STATE_SEARCHING: run.budget.wall_seconds or DEFAULT_WALL_SECONDS}
+            self.usual = {**self.usual, run_pb2.RUN_STATE_SEARCHING: wall_seconds(run.budget)}
             if run.HasField("best"):
                 self.best = run.best
         elif event.HasField("trial"):

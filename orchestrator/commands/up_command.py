@@ -1,7 +1,8 @@
 """`warpsmith up`: the services alone, for as long as the command.
 
 The one idea: who may call them is decided by where they listen: at Unix sockets in a folder of the caller's own, which
-other commands of the same user find by the runs directory, and at a port with mutual TLS for all others.
+other commands of the same user find by the runs directory, and at a port with mutual TLS for all others. A service that
+ends is started again; runs that were left in the directory are taken up.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from orchestrator.commands.options import DEFAULT_RUNS, Agent, Reasoner, Runs, S
 from orchestrator.commands.terminal import note, tell
 from orchestrator.serving.dialing import orchestrator_at
 from orchestrator.serving.local import MODULES, LocalServices
+from orchestrator.serving.reviving import Reviving
 from orchestrator.serving.vllm_server import VllmServer
 from orchestrator.web.web_command import DEFAULT_PLACE, TokenFile, WebListen, WebNames, page
 from warpsmith import settings
@@ -56,7 +58,7 @@ def up(
     trust_input: Trust = False,
     runs: Runs = DEFAULT_RUNS,
 ) -> None:
-    """Keeps the services up until Ctrl-C, for your commands with --server RUNS."""
+    """Keeps the services up until Ctrl-C, for your commands with --server RUNS; goes on with runs that were left."""
     if with_vllm:
         reasoner, synthesizer = reasoner or "vllm", synthesizer or "vllm"
     environment = chosen.environment(chosen.agents(plugin, reasoner, synthesizer), "", "", trust_input)
@@ -69,7 +71,8 @@ def up(
             model = stack.enter_context(VllmServer(with_vllm, runs, arguments=vllm_arguments, note=note))
             note(f"{'model':<14}{model.url}")
             environment |= model.environment
-        services = stack.enter_context(LocalServices(runs, listen=place, environment=environment))
+        services = stack.enter_context(LocalServices(runs, listen=place, stays=True, environment=environment))
+        reviving = Reviving(services, note)
         for name in MODULES:
             note(f"{name:<14}{services.address(name)}")
         if services.listening:
@@ -81,7 +84,7 @@ def up(
             note(f"{'page':<14}{shown.url if token_file is not None else shown.login_url}")
         try:
             while True:
-                services.check()
+                reviving.look()
                 if shown is not None:
                     shown.check()
                 time.sleep(1.0)

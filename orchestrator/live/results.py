@@ -56,7 +56,7 @@ class Results:
             with client.searching(self.server, self.runs, {}) as serving, shown:
                 for task in unknown:
                     if found[task.digest] is None:
-                        found[task.digest] = self._searched(task, serving.orchestrator, shown)
+                        found[task.digest] = self._searched(task, serving, shown)
         return [found[task.digest] or Result(run_pb2.Run(task=task), "") for task in tasks]
 
     def _known(self, task: task_pb2.Task) -> Result | None:
@@ -70,7 +70,8 @@ class Results:
                     return Result(run, _exported(orchestrator, run))
         return None
 
-    def _searched(self, task: task_pb2.Task, orchestrator: client.Optimization, shown: Progress) -> Result:
+    def _searched(self, task: task_pb2.Task, serving: client.Serving, shown: Progress) -> Result:
+        orchestrator = serving.orchestrator
         started = client.create(orchestrator, task, self.limits or run_pb2.Budget(), fresh=self.fresh)
         watcher: client.Watcher = lambda _: None  # noqa: E731
         if self.progress:
@@ -81,7 +82,9 @@ class Results:
             started.id,
             watcher,
             to_cancel=[started.id],
-            on_interrupt=lambda: shown.note("stopping: the best so far is judged (Ctrl-C again drops it)"),
+            on_interrupt=lambda: shown.note("stopping: the best so far is judged (Ctrl-C again leaves it)"),
+            note=shown.note,
+            check=serving.check,
         )
         if error := report.error_text(run):
             kind = BadInput if run.state == run_pb2.RUN_STATE_BAD_INPUT else Infrastructure

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from orchestrator.prepare import KnownReference, nothing_known
 from warpsmith.errors import WarpsmithError
-from warpsmith.v1 import analysis_pb2, hypothesis_pb2, run_pb2, trial_pb2
+from warpsmith.v1 import analysis_pb2, hypothesis_pb2, run_pb2, task_pb2, timing_pb2, trial_pb2
 
 _WHOLE = (analysis_pb2.MOVE_KIND_LAYOUT, analysis_pb2.MOVE_KIND_AUTHOR, analysis_pb2.MOVE_KIND_LAUNCH)
 """Moves on a whole plan, in the order in which they are made."""
@@ -32,6 +32,22 @@ class Memory:
 
 
 NOTHING_KNOWN = Memory()
+
+
+def known_first(own: timing_pb2.ReferenceReport, others: KnownReference) -> KnownReference:
+    """What a run has found itself before it was left, where it was on such a device; else what `others` give."""
+
+    def known(task: task_pb2.Task, device: timing_pb2.Device) -> timing_pb2.ReferenceReport | None:
+        is_own = own.arms and not own.is_kept and is_same_place(own.environment, device.environment)
+        return own if is_own else others(task, device)
+
+    return known
+
+
+def is_same_place(one: timing_pb2.Environment, other: timing_pb2.Environment) -> bool:
+    """Whether times of baselines that were taken in one may hold in the other."""
+    places = [(of.device, of.driver, of.torch, of.python, of.thread_count) for of in (one, other)]
+    return places[0] == places[1]
 
 
 def first_hypotheses(

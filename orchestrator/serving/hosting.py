@@ -1,9 +1,9 @@
-"""Runs searches in threads of its own, keeps them in the archive, and tells watchers.
+"""Runs searches in threads of its own, and takes up those that were left; the archive keeps all of them.
 
-The one idea: a run's events are numbered, archived and told, so that a watcher who comes late, or comes back,
-reads the same story; of a run that has ended the archive alone tells it. The archive failing ends the run with that
-as its message, and what memory holds stays readable. A device is one run's at a time (`device_gate`); a few more
-prepare what needs none, others wait as QUEUED.
+The one idea: a run is its archived story (`story`), so an orchestrator that ends loses none: whoever owns the run next
+(`ownership`) goes on where the story stops. Of a run that has ended the archive alone tells it. The archive failing
+ends the run with that as its message, and what memory holds stays readable. A device is one run's at a time
+(`device_gate`); a few more prepare what needs none, others wait as QUEUED.
 """
 
 from __future__ import annotations
@@ -14,157 +14,68 @@ import queue
 import secrets
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 
-from orchestrator import metrics
+from orchestrator import finalists, metrics
 from orchestrator.archive import Archive
-from orchestrator.pipeline import without_bulk
 from orchestrator.search import Search
 from orchestrator.search_run import ENDED, SearchRun
+from orchestrator.serving import taking_up
+from orchestrator.serving.ownership import Owner
+from orchestrator.serving.story import Story, light
+from orchestrator.serving.taking_up import MOST_ATTEMPTS, taken_up, trials_text
 from warpsmith import plugins
-from warpsmith.errors import Infrastructure, NotFound
+from warpsmith.errors import ArchiveFault, Infrastructure, NotFound, RunLost, ServiceGone, WarpsmithError
 from warpsmith.v1 import run_pb2, task_pb2, trial_pb2
 
 log = logging.getLogger("warpsmith.orchestrator")
 
 DEFAULT_SEARCH = "beam"
-QUIET_SECONDS = 0.5
-"""Least time between two records of a run of which nothing but its counts has changed; each trial has its own."""
+RETRY_SECONDS = 20.0
+"""Pause before the next attempt, in which a service may come back."""
+LEAVE_SECONDS = 3.0
+"""How long runs may take to end the stage that they are at when the orchestrator ends."""
 
 EVENTS_AT_ONCE = 256
-"""Of a run that has ended, what is read for a watcher before it is sent."""
+"""Of a run that is not under way here, what is read for a watcher before it is sent."""
+LOOK_SECONDS = 1.0
+"""Pause of who watches another orchestrator's run, before the archive is looked at again."""
 
-MakeRun = Callable[[run_pb2.Run, Search, "Story", bool], SearchRun]
+MakeRun = Callable[[run_pb2.Run, Search, Story, bool], SearchRun]
 """(run, strategy, observer, fresh) → a run that is ready to execute, its task's target set."""
 
 
-@dataclass
-class Story:
-    """The events of one run, archived as they happen. An `Observer` of `ledger`."""
-
-    archive: Archive
-    run: run_pb2.Run
-    events: list[run_pb2.RunEvent] = field(default_factory=list)
-    trials: list[trial_pb2.Trial] = field(default_factory=list)
-    cancelled: bool = False
-    conductor: SearchRun | None = None
-
-    def __post_init__(self) -> None:
-        self.lock = threading.Lock()
-        self._followers: set[Callable[[], None]] = set()
-        self._kept: tuple[run_pb2.RunState.ValueType, str] = (run_pb2.RUN_STATE_UNSPECIFIED, "")
-        self._kept_at = 0.0
-        self._archived_count = 0
-
-    @property
-    def ended(self) -> bool:
-        """Whether nothing more will happen."""
-        return self.run.state in ENDED
-
-    @property
-    def is_archived(self) -> bool:
-        """Whether the archive has every event, and with it the run and its trials as they are."""
-        return self._archived_count == len(self.events)
-
-    def run_changed(self, run: run_pb2.Run) -> None:
-        """Archives the run and tells watchers; of a search under way, at most every `QUIET_SECONDS`.
-
-        Raises:
-            Infrastructure: the archive cannot be written.
-        """
-        copy = run_pb2.Run()
-        copy.CopyFrom(run)
-        what, now = (copy.state, copy.message), time.monotonic()
-        if copy.state == run_pb2.RUN_STATE_SEARCHING and what == self._kept and now < self._kept_at + QUIET_SECONDS:
-            self.run = copy
-            return
-        self._kept, self._kept_at = what, now
-        with self._telling(run_pb2.RunEvent(run=light(copy)), lambda: setattr(self, "run", copy)) as event:
-            self.archive.put_run(copy, event)
-
-    def trial_ended(self, trial: trial_pb2.Trial) -> None:
-        """Archives a trial and tells watchers.
-
-        Raises:
-            Infrastructure: the archive cannot be written.
-        """
-        with self._telling(run_pb2.RunEvent(trial=without_bulk(trial)), lambda: self.trials.append(trial)) as event:
-            self.archive.add_trial(self.run.id, trial, event)
-
-    def cancel(self) -> None:
-        """Asks the run to stop, also one that has not begun. From any thread."""
-        self.cancelled = True
-        if (conductor := self.conductor) is not None:
-            conductor.cancel()
-
-    @contextmanager
-    def _telling(self, event: run_pb2.RunEvent, remember: Callable[[], None]) -> Iterator[run_pb2.RunEvent]:
-        """Archives the event in its body, and tells watchers after that: what they were told outlives a crash.
-
-        What the archive refuses is told all the same, because memory still has it.
-        """
-        event.number, event.at = len(self.events) + 1, time.time()
-        try:
-            yield event
-            self._archived_count += 1
-        finally:
-            with self.lock:
-                remember()
-                self.events.append(event)
-                followers = list(self._followers)
-            for wake in followers:
-                wake()
-
-    async def follow(self, after: int) -> AsyncIterator[run_pb2.RunEvent]:
-        """Events past a number, as they come, until the run has ended. However many follow, they hold no thread."""
-        loop, changed = asyncio.get_running_loop(), asyncio.Event()
-
-        def wake() -> None:
-            loop.call_soon_threadsafe(changed.set)
-
-        with self.lock:
-            self._followers.add(wake)
-        try:
-            number = after
-            while True:
-                changed.clear()
-                with self.lock:
-                    new, ended = self.events[number:], self.ended
-                for event in new:
-                    yield event
-                number += len(new)
-                if ended and number >= len(self.events):
-                    return
-                if not new:
-                    await changed.wait()
-        finally:
-            with self.lock:
-                self._followers.discard(wake)
-
-
 class RunHost:
-    """All runs of an orchestrator: queued, under way, and past."""
+    """All runs of an orchestrator: queued, under way, and past. `owner`: in whose name; None where it has none."""
 
-    def __init__(self, archive: Archive, make_run: MakeRun, at_once: int = 1) -> None:
-        self._archive, self._make_run = archive, make_run
+    def __init__(self, archive: Archive, make_run: MakeRun, at_once: int = 1, owner: Owner | None = None) -> None:
+        self._archive, self._make_run, self._owner = archive, make_run, owner
         self._stories: dict[str, Story] = {}
         self.change_count = 0
         """Grows whenever a run has come or ended."""
-        self._queue: queue.Queue[tuple[Story, Search, bool] | None] = queue.Queue()
+        self._leaving = threading.Event()
+        self._queue: queue.Queue[Story | None] = queue.Queue()
         self._threads = [threading.Thread(target=self._work, name="runs", daemon=True) for _ in range(at_once)]
         for thread in self._threads:
             thread.start()
+        if owner is not None:
+            self.take_up()
+            owner.live(self.take_up, self._leaving)
+
+    # ---- coming --------------------------------------------------------------------------------------
 
     def create(self, task: task_pb2.Task, budget: run_pb2.Budget, search: str, fresh: bool) -> run_pb2.Run:
         """Queues a run and returns it.
 
         Raises:
-            UnknownPlugin: no search strategy of that name; Infrastructure: the archive cannot be written.
+            UnknownPlugin: no search strategy of that name; Infrastructure: the archive cannot be written, or the
+                orchestrator ends.
         """
+        if self._leaving.is_set():
+            raise ServiceGone("the orchestrator ends")
         name = search or DEFAULT_SEARCH
-        strategy: Search = plugins.load("search", name)
+        plugins.load("search", name)
         run = run_pb2.Run(
             id=f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}",
             task=task,
@@ -172,15 +83,58 @@ class RunHost:
             budget=budget,
             created_at=time.time(),
             plugins={"search": name},
+            fresh=fresh,
         )
         story = Story(self._archive, run)
         self._archive.put_run(run)
         story.run_changed(run)
-        self._stories[run.id] = story
+        self._enqueue(story)
+        return run
+
+    def take_up(self) -> None:
+        """Queues what orchestrators that stay have left, oldest first; one of those that pass takes up nothing."""
+        if self._owner is None or not self._owner.stays:
+            return
+        for run_id, before in self._owner.left():
+            try:
+                self._go_on(taken_up(self._archive, self._owner, run_id, before))
+            except RunLost:
+                continue  # another one was sooner
+            except WarpsmithError as error:
+                log.error("run %s cannot be taken up: %s", run_id, error)
+
+    def resume(self, run_id: str) -> run_pb2.Run:
+        """Queues a run that was left, cancelled or failed, with what is left of its budget; one under way goes on.
+
+        Raises:
+            NotFound: no such run. BadInput: it has ended otherwise or has spent its budget, or another has it.
+        """
+        run = self.run(run_id)
+        if run.id in self._stories:
+            return self._stories[run.id].run
+        if self._owner is None or self._leaving.is_set():
+            raise ServiceGone("this orchestrator takes up no run")
+        return self._go_on(taking_up.resumed(self._archive, self._owner, run)).run
+
+    def _go_on(self, story: Story) -> Story:
+        """Queues a run that was another's, or ends it where it never gets on."""
+        run, why = taking_up.queued(story), taking_up.why_never(story)
+        story.run = run
+        if why:
+            _fail(story, run, why)
+            return story
+        story.run_changed(run)
+        metrics.runs_taken_up.inc()
+        self._enqueue(story)
+        return story
+
+    def _enqueue(self, story: Story) -> None:
+        self._stories[story.run.id] = story
         self.change_count += 1
         metrics.active_runs.inc()
-        self._queue.put((story, strategy, fresh))
-        return run
+        self._queue.put(story)
+
+    # ---- looking -------------------------------------------------------------------------------------
 
     def run(self, run_id: str) -> run_pb2.Run:
         """A run by its identifier or the beginning of one.
@@ -189,13 +143,13 @@ class RunHost:
             NotFound: there is none.
         """
         story = self._stories.get(run_id)
-        return story.run if story else self._archive.run(run_id)
+        return story.run if story else taking_up.told(self._archive, self._archive.run(run_id))
 
     def runs(self, limit: int, task_digest: str, before: float = 0.0) -> list[run_pb2.Run]:
         """Runs, newest first; with `before`, only those created earlier."""
         stories = self._stories.copy()  # taken first: one that ends meanwhile is not given as it was before
         kept = self._archive.runs(limit or 50, task_digest, before)
-        return [stories[run.id].run if run.id in stories else run for run in kept]
+        return [stories[run.id].run if run.id in stories else taking_up.told(self._archive, run) for run in kept]
 
     def under_way(self) -> list[run_pb2.Run]:
         """Runs that have not ended, as watchers see them, in the order in which they were asked for."""
@@ -213,20 +167,30 @@ class RunHost:
         return list(story.trials) if story else self._archive.trials(run.id)
 
     async def watch(self, run_id: str, after: int) -> AsyncIterator[run_pb2.RunEvent]:
-        """Events past a number until the run ends.
+        """Events past a number until the run ends; also of a run of another orchestrator.
 
         Raises:
-            NotFound: no such run.
+            NotFound: no such run, or nobody goes on with it. ServiceGone: the orchestrator ends before the run.
         """
-        run = await asyncio.to_thread(self.run, run_id)
-        if story := self._stories.get(run.id):
-            async for event in story.follow(after):
-                yield event
-            return
-        while page := await asyncio.to_thread(self._archive.events, run.id, after, EVENTS_AT_ONCE):
-            for event in page:
-                yield event
-            after = page[-1].number
+        run_id = (await asyncio.to_thread(self.run, run_id)).id
+        while True:
+            if story := self._stories.get(run_id):
+                async for event in story.follow(after):
+                    yield event
+                return
+            # Asked before the events are read: then all of them are there.
+            has_ended = (await asyncio.to_thread(self._archive.run, run_id)).state in ENDED
+            while page := await asyncio.to_thread(self._archive.events, run_id, after, EVENTS_AT_ONCE):
+                for event in page:
+                    yield event
+                after = page[-1].number
+            if has_ended or self._owner is None:
+                return
+            await asyncio.sleep(LOOK_SECONDS)
+            if self._leaving.is_set():
+                raise ServiceGone("the orchestrator ends")
+            if run_id not in self._stories:
+                await asyncio.to_thread(taking_up.require_awaited, self._archive, self._owner, run_id)
 
     def past_events(self, run_id: str, after: int) -> list[run_pb2.RunEvent]:
         """Events past a number that the archive has.
@@ -236,67 +200,120 @@ class RunHost:
         """
         return self._archive.events(self.run(run_id).id, after)
 
+    # ---- ending --------------------------------------------------------------------------------------
+
     def cancel(self, run_id: str) -> run_pb2.Run:
         """Asks a run to stop; one that has ended stays as it is.
 
         Raises:
-            NotFound: no such run.
+            NotFound: no such run, or it is not this orchestrator's.
         """
-        run = self.run(run_id)
-        story = self._stories.get(run.id)
-        if story is None:
-            run = self._archive.run(run.id)  # it may have ended since
+        run_id = self.run(run_id).id
+        if (story := self._stories.get(run_id)) is None:
+            run = self._archive.run(run_id)  # it may have ended since
             if run.state not in ENDED:
-                raise NotFound(f"run {run.id} belongs to an orchestrator that is gone")
+                raise NotFound(f"run {run.id} belongs to an orchestrator that is gone, or is another's")
             return run
         story.cancel()
+        self._note(run_id, stop_asked=1)
         return story.run
 
-    def close(self) -> None:
-        """Stops what is under way, judges what was found, and closes the archive."""
-        for story in list(self._stories.values()):
-            if not story.ended:
-                story.cancel()
+    def leave(self) -> None:
+        """Begins and goes on with nothing more: what has not ended is left as it is, to whoever takes it up."""
+        if self._leaving.is_set():
+            return
+        self._leaving.set()
+        left = [story for story in self._stories.copy().values() if not story.ended]
+        for story in left:
+            if (conductor := story.conductor) is not None:
+                conductor.leave()
         for _ in self._threads:
             self._queue.put(None)
-        deadline = time.monotonic() + 5.0
+        deadline = time.monotonic() + LEAVE_SECONDS
         for thread in self._threads:
             thread.join(timeout=max(0.0, deadline - time.monotonic()))
+        for story in left:
+            if story.attempt:
+                self._note(story.run.id, attempt_count=0)  # it is not the run that ends the orchestrator
+            next_one = "the next orchestrator takes it up" if self._owner and self._owner.stays else "it can be resumed"
+            story.leave(f"left after {trials_text(len(story.trials))}: {next_one}")
+
+    def close(self) -> None:
+        """Leaves what is under way, and closes the archive."""
+        self.leave()
+        if self._owner is not None:
+            self._owner.close()
         self._archive.close()
 
     def _work(self) -> None:
-        while (job := self._queue.get()) is not None:
-            self._execute(*job)
-            self._forget(job[0])
-            self.change_count += 1
-            metrics.active_runs.dec()
-            metrics.runs.labels(run_pb2.RunState.Name(job[0].run.state)).inc()
-            del job  # or it is held until the next one
+        while (story := self._queue.get()) is not None:
+            while not self._leaving.is_set() and not self._execute(story):
+                self._leaving.wait(RETRY_SECONDS)
+            if story.ended or story.is_left:
+                self._done(story)
+            del story  # or it is held until the next one
 
-    def _forget(self, story: Story) -> None:
+    def _done(self, story: Story) -> None:
         """Leaves an ended run to the archive; what that could not take stays in memory."""
         story.conductor = None
-        if story.ended and story.is_archived:
+        if story.is_archived or story.is_left:
             del self._stories[story.run.id]
+        self.change_count += 1
+        metrics.active_runs.dec()
+        if story.ended:
+            metrics.runs.labels(run_pb2.RunState.Name(story.run.state)).inc()
 
-    def _execute(self, story: Story, strategy: Search, fresh: bool) -> None:
+    def _execute(self, story: Story) -> bool:
+        """Goes on with a run to its end; False where a run that is taken up is to be tried once more."""
         run = run_pb2.Run()
         run.CopyFrom(story.run)
         try:
-            if story.cancelled:
+            if story.cancelled and not story.trials:
                 _end(story, run, run_pb2.RUN_STATE_CANCELLED, "stopped by the user before it began")
-                return
-            conductor = self._make_run(run, strategy, story, fresh)
+                return True
+            strategy: Search = plugins.load("search", run.plugins["search"] or DEFAULT_SEARCH)
+            conductor = self._make_run(run, strategy, story, run.fresh)
             story.conductor = conductor
             if story.cancelled:
                 conductor.cancel()
+            if self._leaving.is_set():
+                conductor.leave()
             conductor.execute()
+        except RunLost:
+            pass
         except Exception as error:  # whatever it is, the run has ended and its watchers must hear so
             if not isinstance(error, Infrastructure):
                 log.exception("run %s failed", run.id)
             run.CopyFrom(story.run)
             message = str(error) if isinstance(error, Infrastructure) else f"{type(error).__name__}: {error}"
-            _end(story, run, run_pb2.RUN_STATE_FAILED, message)
+            if story.attempt and isinstance(error, Infrastructure) and not isinstance(error, ArchiveFault):
+                return self._is_given_up(story, run, message)
+            _fail(story, run, message)
+        return True
+
+    def _is_given_up(self, story: Story, run: run_pb2.Run, why: str) -> bool:
+        """Counts an attempt to take up a run that came to nothing, and ends the run where it was the last."""
+        if story.attempt >= MOST_ATTEMPTS or self._owner is None:
+            _fail(story, run, f"taken up {story.attempt} times without getting on: {why}")
+            return True
+        story.attempt += 1
+        run.state, run.message = run_pb2.RUN_STATE_QUEUED, f"taken up once more in {RETRY_SECONDS:.0f} s: {why}"
+        self._note(run.id, attempt_count=story.attempt)
+        with suppress(Infrastructure):  # the next attempt meets it too
+            story.run_changed(run)
+        return False
+
+    def _note(self, run_id: str, **columns: int) -> None:
+        """Tells the next owner of a run, where the archive takes it."""
+        if self._owner is not None:
+            with suppress(Infrastructure):
+                self._owner.note(run_id, **columns)
+
+
+def _fail(story: Story, run: run_pb2.Run, message: str) -> None:
+    """Ends a run as failed, with the best of its trials as it was screened."""
+    finalists.keep_best(run, story.trials)
+    _end(story, run, run_pb2.RUN_STATE_FAILED, message)
 
 
 def _end(story: Story, run: run_pb2.Run, state: run_pb2.RunState.ValueType, message: str) -> None:
@@ -306,15 +323,3 @@ def _end(story: Story, run: run_pb2.Run, state: run_pb2.RunState.ValueType, mess
         story.run_changed(run)
     except Infrastructure as error:
         log.error("run %s: %s", run.id, error)
-
-
-def light(run: run_pb2.Run) -> run_pb2.Run:
-    """The run as watchers see it: no sources, no programs, no trials but the best one."""
-    made = run_pb2.Run()
-    made.CopyFrom(run)
-    del made.task.sources[:]
-    if run.HasField("best"):
-        made.best.CopyFrom(without_bulk(run.best))
-    for arm in made.reference.arms:
-        del arm.samples_ns[:]
-    return made

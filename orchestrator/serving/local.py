@@ -63,6 +63,8 @@ START_SECONDS = 60.0
 REACH_SECONDS = 5.0
 """How long a service elsewhere may take to answer."""
 DRAIN_SECONDS = 5
+DYING_SECONDS = 5.0
+"""Longest wait for the end of what was killed."""
 STOP_SECONDS = 12.0
 """How long a service may take to end before it is killed: its drain and its workers' end."""
 
@@ -77,9 +79,9 @@ class _Child:
     metrics_address: str = ""
 
 
-def open_log(log: Path) -> IO[bytes]:
-    """The log emptied; where a child of another command, or of another set of services of this one, still writes it,
-    `NAME.PID.log` beside it, or `NAME.PID-2.log` and so on.
+def open_log(log: Path, *, keep: bool = False) -> IO[bytes]:
+    """The log emptied, or with what is in it where that is to `keep`; where a child of another command, or of another
+    set of services of this one, still writes it, `NAME.PID.log` beside it, or `NAME.PID-2.log` and so on.
 
     Raises:
         BadInput: it is a link, or no plain file.
@@ -88,24 +90,45 @@ def open_log(log: Path) -> IO[bytes]:
     own = f"{log.stem}.{os.getpid()}"
     for name in itertools.chain([log.name, f"{own}.log"], (f"{own}-{number}.log" for number in itertools.count(2))):
         output = private_files.append_to(log.with_name(name))
+        # Of a child that was killed just now, descendants may still have it for a moment.
+        patience = DYING_SECONDS if keep and name == log.name else 0.0
         try:
-            fcntl.flock(output, fcntl.LOCK_EX | fcntl.LOCK_NB)  # held for as long as a child has it as its output
-        except BlockingIOError:
-            output.close()
-            continue
+            if not _is_locked(output, patience):
+                output.close()
+                continue
         except OSError:  # no locks here: nobody else writes to what is named after this process
             if name == log.name:
                 output.close()
                 continue
         break
-    output.truncate(0)
+    if not keep:
+        output.truncate(0)
     return output
+
+
+def _is_locked(output: IO[bytes], patience: float) -> bool:
+    """Locks a log, for as long as a child has it as its output; False where another child has it for so many seconds.
+
+    Raises:
+        OSError: there are no locks here.
+    """
+    deadline = time.monotonic() + patience
+    while True:
+        try:
+            fcntl.flock(output, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(0.02)
+        else:
+            return True
 
 
 class LocalServices:
     """The six services of one machine, from `start` to `stop`. A context manager.
 
     `listen`: where the orchestrator listens too, with mutual TLS, for commands elsewhere: the host and the port.
+    `stays`: whether it takes up runs that others have left, as one does that serves more than its own command.
     """
 
     def __init__(
@@ -113,10 +136,11 @@ class LocalServices:
         runs: Path,
         *,
         listen: tuple[str, int] | None = None,
+        stays: bool = False,
         modules: Mapping[str, str] = MODULES,
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        self._runs, self._listen, self._modules = runs, listen, modules
+        self._runs, self._listen, self._stays, self._modules = runs, listen, stays, modules
         self._sockets: Path | None = None
         self._scratch: Path | None = None
         """Of all services: what one that was killed has left there goes with it."""
@@ -178,11 +202,19 @@ class LocalServices:
             if not self._stopping and child.process.poll() is not None:
                 raise self._failure(name)
 
+    def ended(self) -> dict[str, Exception]:
+        """Services that have ended by themselves, each with how; nothing of their process groups stays."""
+        gone = {name: child for name, child in self._children.items() if not self._stopping and _has_ended(child)}
+        for child in gone.values():
+            _signal(child, signal.SIGKILL)
+            child.process.wait()
+        return {name: self._failure(name) for name in gone}
+
     def restart(self, name: str) -> None:
-        """Ends one service and starts it again at the same address, as a rolling update does.
+        """Ends one service, if it has not, and starts it again at the same address, as a rolling update does.
 
         Raises:
-            Infrastructure: it did not start again.
+            Infrastructure, BadInput: it did not start again.
         """
         child = self._children[name]
         _signal(child, signal.SIGTERM)
@@ -192,10 +224,15 @@ class LocalServices:
         _signal(child, signal.SIGKILL)
         child.process.wait()
         child.port_file.unlink(missing_ok=True)
-        self._spawn(name)
-        self._await_ports([name])
-        if not wait_until_healthy(self._children[name].address, START_SECONDS):
-            raise self._failure(name)
+        self._spawn(name, again=True)
+        try:
+            self._await_ports([name])
+            if not wait_until_healthy(self._children[name].address, START_SECONDS):
+                raise self._failure(name)
+        except BaseException:
+            _signal(self._children[name], signal.SIGKILL)
+            raise
+        self._publish(again=True)
 
     def stop(self) -> None:
         """Ends all services and their workers; the last to start goes first. Can be called twice."""
@@ -227,7 +264,7 @@ class LocalServices:
     def _variables(self) -> dict[str, str]:
         return {**os.environ, **self._environment}
 
-    def _spawn(self, name: str) -> None:
+    def _spawn(self, name: str, *, again: bool = False) -> None:
         assert self._sockets is not None
         port_file, log = self._sockets / f"{name}.port", self._runs / "logs" / f"{name}.log"
         listens = self._listen if name == "orchestrator" else None
@@ -243,11 +280,12 @@ class LocalServices:
             "WARPSMITH_PARENT_PID": str(os.getpid()),
             "WARPSMITH_DRAIN_SECONDS": str(DRAIN_SECONDS),
             "WARPSMITH_RUNS": str(self._runs),
+            "WARPSMITH_TAKES_UP": str(int(self._stays)),
             **({} if listens else dict.fromkeys((*TLS_VARIABLES, tokens.VARIABLE), "")),
             **{_address_variable(peer): child.address for peer, child in self._children.items()},
         }
         try:
-            with open_log(log) as output:
+            with open_log(log, keep=again) as output:
                 process = subprocess.Popen(
                     [sys.executable, "-P", "-m", self._modules[name]],  # -P: nothing of the current directory is run
                     env=environment,
@@ -282,7 +320,8 @@ class LocalServices:
         message = f"the {name} service {what}: {lines[-1]} (log: {child.log})"
         return BadInput(message) if code == 2 else Infrastructure(message)
 
-    def _publish(self) -> None:
+    def _publish(self, *, again: bool = False) -> None:
+        """Says where the services are; `again`: only where that is said of them still, as it has changed."""
         if "orchestrator" not in self._modules:
             return
         targets = [
@@ -292,8 +331,10 @@ class LocalServices:
         ]
         addresses = {name: self.address(name) for name in self._modules}
         for name, content in ((TARGETS_FILE, targets), (SERVICES_FILE, addresses)):
-            if content:
-                self._before[name] = _text(self._runs / name)
+            there = _text(self._runs / name)
+            if content and (not again or there == self._published.get(name)):
+                if not again:
+                    self._before[name] = there
                 self._published[name] = json.dumps(content, indent=1)
                 private_files.replace(self._runs / name, self._published[name])
 

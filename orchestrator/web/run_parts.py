@@ -11,11 +11,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from orchestrator.commands import report
+from orchestrator.ledger import wall_seconds
 from orchestrator.pages import answer, explained, rendering, report_page
 from orchestrator.pages.answer import Fact
 from orchestrator.pages.rendering import words
 from orchestrator.search import score
-from orchestrator.search_run import DEFAULT_WALL_SECONDS, ENDED
+from orchestrator.search_run import ENDED
 from warpsmith import printable
 from warpsmith.contract import words as contract
 from warpsmith.v1 import run_pb2, trial_pb2
@@ -113,7 +114,7 @@ def _facts(run: run_pb2.Run, trials: Sequence[trial_pb2.Trial]) -> Iterator[Fact
 
 
 def _budget(budget: run_pb2.Budget) -> Iterator[str]:
-    yield f"{budget.wall_seconds or DEFAULT_WALL_SECONDS:g} s of search"
+    yield f"{wall_seconds(budget):g} s of search"
     if budget.trial_count:
         yield f"{budget.trial_count} trials"
     if budget.device_seconds:

@@ -26,7 +26,8 @@ from orchestrator.search_run import SearchRun
 from orchestrator.servicer import OptimizationServicer
 from orchestrator.serving.device_gate import DeviceGate
 from orchestrator.serving.dialing import orchestrator_at
-from orchestrator.serving.hosting import RunHost, Story
+from orchestrator.serving.hosting import RunHost
+from orchestrator.serving.story import Story
 from orchestrator.web import serving
 from orchestrator.web.guard import Access
 from warpsmith import service
@@ -58,6 +59,10 @@ class ToldRun:
         """Ends, as who asks it to stop expects."""
         self.was_asked_to_stop.set()
         self.end(run_pb2.RUN_STATE_CANCELLED, "stopped by the user")
+
+    def leave(self) -> None:
+        """Does nothing more."""
+        self._steps.put(lambda: False)
 
     def trial(self, parent: int = 0) -> int:
         """A trial ends now; gives its number."""

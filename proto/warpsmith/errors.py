@@ -9,6 +9,7 @@
     ├── NotFound             a run, trial or artifact that does not exist
     └── Infrastructure       ours to mend; never a candidate's score
         ├── ArchiveFault     what was found cannot be kept: a full disk, a lost database
+        │   └── RunLost      a run is another orchestrator's to go on with, now or at the next start
         ├── JailUnavailable  no way to confine untrusted code on this machine
         ├── ServiceFault     a peer did not answer, or answered with an error
         │   ├── ServiceGone  nothing answers there, or not any more
@@ -66,6 +67,10 @@ class Infrastructure(WarpsmithError):
 
 class ArchiveFault(Infrastructure):
     """What a run found cannot be kept or read: a full disk, a directory without rights, a lost database."""
+
+
+class RunLost(ArchiveFault):
+    """A run is no longer this orchestrator's: another one has taken it up, or one that starts later will."""
 
 
 class JailUnavailable(Infrastructure):

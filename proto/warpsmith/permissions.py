@@ -68,6 +68,7 @@ _RIGHTS: Mapping[str, Right] = {
     "DescribeQueue": Right.READ,
     "CreateRun": Right.RUN,
     "CancelRun": Right.RUN,
+    "ResumeRun": Right.RUN,
 }
 """By method, what a token needs; a method that is not listed needs all."""
 _CERTIFICATE, _NAMES = "x509_pem_cert", "x509_subject_alternative_name"

@@ -72,6 +72,8 @@ class Settings:
     """Where the orchestrator keeps runs when there is no database."""
     database_url: str = ""
     """SQLAlchemy URL of the orchestrator's database; empty for SQLite in the runs directory."""
+    takes_up: bool = True
+    """Whether the orchestrator takes up runs that others have left; 0 for one that serves a single command."""
     addresses: Mapping[str, str] = field(default_factory=dict)
     """Service name → address of the peer."""
     plugins: Mapping[str, str] = field(default_factory=dict)
@@ -119,6 +121,7 @@ def read(environment: Mapping[str, str] = os.environ) -> Settings:
         parent_pid=_optional(environment, "WARPSMITH_PARENT_PID"),
         runs_directory=Path(environment.get("WARPSMITH_RUNS", "runs")),
         database_url=environment.get("WARPSMITH_DATABASE_URL", ""),
+        takes_up=bool(_integer(environment, "WARPSMITH_TAKES_UP", 1)),
         addresses={name: environment[_variable(name)] for name in SERVICES if environment.get(_variable(name))},
         plugins={
             role: environment[f"WARPSMITH_{role.upper()}"]

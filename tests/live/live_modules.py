@@ -21,7 +21,8 @@ from orchestrator.search import Search
 from orchestrator.search_run import SearchRun
 from orchestrator.servicer import OptimizationServicer
 from orchestrator.serving.device_gate import DeviceGate
-from orchestrator.serving.hosting import RunHost, Story
+from orchestrator.serving.hosting import RunHost
+from orchestrator.serving.story import Story
 from warpsmith.v1 import optimization_service_pb2 as messages
 from warpsmith.v1 import run_pb2, task_pb2
 

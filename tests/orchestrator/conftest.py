@@ -19,7 +19,7 @@ from orchestrator.archive import Archive
 from orchestrator.search.beam import Beam
 from orchestrator.search_run import SearchRun
 from orchestrator.serving.device_gate import DeviceGate
-from orchestrator.serving.hosting import Story
+from orchestrator.serving.story import Story
 from warpsmith.v1 import analysis_pb2, run_pb2, timing_pb2, trial_pb2, verdict_pb2
 
 SERVER = "postgres"

@@ -6,13 +6,17 @@ import threading
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 
 from orchestrator import testing
-from orchestrator.archive import Archive
+from orchestrator.archive import OWNERS, Archive
 from orchestrator.search import Search
 from orchestrator.search_run import ENDED, SearchRun
+from orchestrator.serving import ownership
 from orchestrator.serving.device_gate import DeviceGate
-from orchestrator.serving.hosting import RunHost, Story
+from orchestrator.serving.hosting import RunHost
+from orchestrator.serving.ownership import Owner
+from orchestrator.serving.story import Story
 from orchestrator.walks import Effort
 from warpsmith.errors import ArchiveFault, BadInput
 from warpsmith.v1 import run_pb2, task_pb2
@@ -34,7 +38,7 @@ def host_on(url: str, hosts: list[RunHost]) -> RunHost:
 def finished(host: RunHost) -> run_pb2.Run:
     task: task_pb2.Task = testing.task()
     run = host.create(task, run_pb2.Budget(wall_seconds=20), "", fresh=True)
-    for _ in host.watch(run.id, 0):
+    for _ in testing.heard(host.watch(run.id, 0)):
         pass
     return host.run(run.id)
 
@@ -80,6 +84,21 @@ def test_a_restart_of_the_database_costs_what_falls_into_it_and_nothing_later(po
         postgresql.start()
     archive.put_run(run_pb2.Run(id="c", task=testing.task()))
     assert {run.id for run in archive.runs()} == {"a", "c"}
+    archive.close()
+
+
+@pytest.mark.postgres
+def test_an_owner_that_renews_its_row_no_more_is_dead_after_a_while(postgresql: Any) -> None:
+    archive = Archive(postgresql.url("owners"))
+    owner = Owner(archive, stays=True)
+    assert ownership.is_alive(archive, owner.name)
+    with archive.writing() as connection:
+        connection.execute(sa.update(OWNERS).values(seen_at=OWNERS.c.seen_at - ownership.LEASE_SECONDS - 1.0))
+    assert not ownership.is_alive(archive, owner.name)
+    owner.renew()
+    assert ownership.is_alive(archive, owner.name)
+    owner.close()
+    assert not ownership.is_alive(archive, owner.name)
     archive.close()
 
 

@@ -354,7 +354,7 @@ class Machines:
         self.at.append((task, orchestrator))
         return run_pb2.Run(id=task)
 
-    def follow(self, orchestrator: str, identifier: str, _: Any) -> run_pb2.Run:
+    def follow(self, orchestrator: str, identifier: str, _: Any, **__: Any) -> run_pb2.Run:
         if identifier != "held" or orchestrator != "one":
             return run_pb2.Run(id=identifier, state=run_pb2.RUN_STATE_FASTER)
         self.begun.set()

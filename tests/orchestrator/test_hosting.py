@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import gc
 import threading
 import time
@@ -22,7 +21,8 @@ from orchestrator.search_run import SearchRun
 from orchestrator.servicer import OptimizationServicer
 from orchestrator.serving.device_gate import DeviceGate
 from orchestrator.serving.dialing import orchestrator_at
-from orchestrator.serving.hosting import RunHost, Story
+from orchestrator.serving.hosting import RunHost
+from orchestrator.serving.story import Story
 from orchestrator.walks import Effort
 from warpsmith import service
 from warpsmith.errors import ArchiveFault, BadInput, Infrastructure, NotFound, ServiceGone
@@ -239,6 +239,56 @@ def test_a_watch_whose_connection_breaks_goes_on_from_the_last_event(monkeypatch
         client.follow(Breaking([2, 0, 0, 0, 9]), "r", lambda _: None)
 
 
+def test_who_watches_hears_once_that_the_orchestrator_is_away_and_that_it_is_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(client, "PAUSES_S", (0.0,) * 5)
+    told: list[str] = []
+    looked: list[int] = []
+
+    def follow(lasting: list[int]) -> None:
+        told.clear()
+        looked.clear()
+        client.follow(Breaking(lasting), "r", lambda _: None, note=told.append, check=lambda: looked.append(1))
+
+    follow([2, 0, 0, 0, 1, 9])
+    assert told == ["the orchestrator is away: waiting for it, 0 s at most", "the orchestrator is back"]
+    assert len(looked) == 5
+    follow([2, 9])
+    assert told == [], "a connection that ends by its age is nothing to tell of"
+
+
+def test_a_stop_that_was_asked_for_while_the_orchestrator_was_away_reaches_the_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(client, "PAUSES_S", (0.0,) * 5)
+    stopped: list[str] = []
+
+    class Stoppable(Breaking):
+        def CancelRun(self, request: messages.CancelRunRequest, timeout: float) -> messages.CancelRunResponse:  # noqa: ARG002
+            if not stopped:
+                stopped.append("away")
+                raise ServiceGone("CancelRun: UNAVAILABLE")
+            stopped.append(request.run_id)
+            return messages.CancelRunResponse()
+
+    def interrupt(event: run_pb2.RunEvent) -> None:
+        if event.number == 2:
+            raise KeyboardInterrupt
+
+    client.follow(Stoppable([9, 9, 9]), "r", interrupt, to_cancel=["a", "b"])
+    assert stopped == ["away", "a", "b"]
+
+    def sleep(_: float) -> None:
+        if pressed:
+            raise pressed.pop()
+
+    pressed = [KeyboardInterrupt()]
+    monkeypatch.setattr(client.time, "sleep", sleep)
+    client.follow(Stoppable([0, 9]), "r", lambda _: None, to_cancel=["c"])
+    assert stopped[3:] == ["c"], "also while it waits"
+
+
 def test_past_runs_are_read_without_a_server(tmp_path: Path) -> None:
     archive = Archive.in_directory(tmp_path)
     with serving(archive, testing.World()) as orchestrator:
@@ -277,13 +327,6 @@ def test_watchers_of_a_run_in_which_nothing_happens_hold_no_thread(archive: Arch
         server.stop()
 
 
-def events_of(host: RunHost, run_id: str, after: int = 0) -> list[run_pb2.RunEvent]:
-    async def watched() -> list[run_pb2.RunEvent]:
-        return [event async for event in host.watch(run_id, after)]
-
-    return asyncio.run(watched())
-
-
 def test_an_ended_run_leaves_memory_and_is_told_by_the_archive_as_it_was(archive: Archive) -> None:
     agents = testing.World().agents()
     gate, told, made = DeviceGate(agents.benchmarks), [], []
@@ -296,15 +339,15 @@ def test_an_ended_run_leaves_memory_and_is_told_by_the_archive_as_it_was(archive
 
     host = RunHost(archive, make_run)
     run_id = host.create(testing.task(), BUDGET, "", fresh=True).id
-    watched_events = events_of(host, run_id)
+    watched_events = list(testing.heard(host.watch(run_id, 0)))
     end = time.monotonic() + 20.0
     while (host._stories or made[0]() is not None) and time.monotonic() < end:
         time.sleep(0.02)
         gc.collect()
     assert (host._stories, made[0]()) == ({}, None)
     story = told[0]
-    assert watched_events == story.events == events_of(host, run_id) == host.past_events(run_id, 0)
-    assert events_of(host, run_id, 3) == host.past_events(run_id, 3) == story.events[3:]
+    assert watched_events == story.events == list(testing.heard(host.watch(run_id, 0))) == host.past_events(run_id, 0)
+    assert list(testing.heard(host.watch(run_id, 3))) == host.past_events(run_id, 3) == story.events[3:]
     assert host.trials(run_id) == story.trials != []
     assert host.run(run_id) == host.cancel(run_id) == host.runs(0, "")[0] == story.run
     host.close()

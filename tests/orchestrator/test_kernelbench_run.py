@@ -19,7 +19,7 @@ from orchestrator.interchange import claims, kernelbench_run, layout
 from orchestrator.search.beam import Beam
 from orchestrator.search_run import SearchRun
 from orchestrator.serving.device_gate import DeviceGate
-from orchestrator.serving.hosting import Story
+from orchestrator.serving.story import Story
 from warpsmith import plugins
 from warpsmith.errors import BadInput, NotFound
 from warpsmith.v1 import run_pb2, task_pb2, timing_pb2

@@ -16,7 +16,7 @@ from orchestrator.archive import Archive
 from orchestrator.search_run import SearchRun
 from orchestrator.serving import device_gate
 from orchestrator.serving.device_gate import DeviceGate
-from orchestrator.serving.hosting import Story
+from orchestrator.serving.story import Story
 from orchestrator.walks import Effort
 from warpsmith import plugins
 from warpsmith.errors import DeviceQuarantined

@@ -14,7 +14,7 @@ from orchestrator.archive import Archive
 from orchestrator.search.beam import Beam
 from orchestrator.search_run import SearchRun
 from orchestrator.serving.device_gate import DeviceGate
-from orchestrator.serving.hosting import Story
+from orchestrator.serving.story import Story
 from orchestrator.trust import record, verify
 from warpsmith.errors import BadInput, NotFound
 from warpsmith.v1 import run_pb2, timing_pb2

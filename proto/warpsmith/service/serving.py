@@ -63,6 +63,7 @@ class Serving:
     _health: health.aio.HealthServicer
     _threads: handlers.Threads
     _drain_seconds: float
+    _leave: Callable[[], None]
     _close: Callable[[], None]
 
     def __post_init__(self) -> None:
@@ -72,13 +73,14 @@ class Serving:
         """Refuses new calls, lets those under way end, and returns when all is closed."""
         if self._stopped.is_set():
             return
+        _on_loop(self._health.enter_graceful_shutdown())
+        self._leave()
         _on_loop(self._drained())
         self._threads.shutdown(wait=False)
         self._close()
         self._stopped.set()
 
     async def _drained(self) -> None:
-        await self._health.enter_graceful_shutdown()
         await asyncio.gather(*(server.stop(self._drain_seconds) for server in self._servers))
 
     def wait(self) -> None:
@@ -90,8 +92,8 @@ def start(name: str, add: Callable[[Any, Any], None], servicer: Any, settings: S
     """Starts serving and returns at once.
 
     `add` is the generated `add_…Servicer_to_server`. Methods that give one answer run in threads, streams are
-    asynchronous generators. A servicer's `close()` is called after the drain. One that may find itself unfit has
-    `when_unfit(tell)`: after `tell()` the process lives on, and is not ready for calls.
+    asynchronous generators. A servicer's `leave()` is called before the drain, `close()` after it. One that may find
+    itself unfit has `when_unfit(tell)`: after `tell()` it lives on, and is not ready for calls.
 
     Raises:
         BadInput: neither a socket nor a port is named, a port is in use, a socket's folder is not private, or a
@@ -135,8 +137,8 @@ async def _started(
         await state.set(part, health_pb2.HealthCheckResponse.SERVING)
     if hasattr(servicer, "when_unfit"):
         servicer.when_unfit(lambda: _on_loop(state.set("", health_pb2.HealthCheckResponse.NOT_SERVING)))
-    close = getattr(servicer, "close", lambda: None)
-    return Serving(name, port, metrics_port, tuple(servers), state, threads, settings.drain_seconds, close)
+    ends = (getattr(servicer, each, lambda: None) for each in ("leave", "close"))
+    return Serving(name, port, metrics_port, tuple(servers), state, threads, settings.drain_seconds, *ends)
 
 
 def serve(name: str, add: Callable[[Any, Any], None], make: Callable[[Settings], Any]) -> None:

@@ -1,0 +1,184 @@
+"""Says whose a run is, so that no two orchestrators go on with one, and none that was left is forgotten.
+
+The one idea: an orchestrator has a name that none before it had, and the archive takes what is said of a run from its
+owner alone. So it does no harm to be wrong about who lives; it has only to be right soon. Beside an SQLite file all
+are on one machine: each locks a file of its name, and the kernel gives that up with the process. At a database on a
+server each renews a row, which counts for `LEASE_SECONDS` by that server's clock. It runs nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import logging
+import os
+import re
+import secrets
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO
+
+import sqlalchemy as sa
+
+from orchestrator.archive import OWNERS, RUNS, Archive
+from orchestrator.search_run import ENDED
+from warpsmith.errors import ArchiveFault, Infrastructure, RunLost
+from warpsmith.sandbox import private_files
+
+log = logging.getLogger("warpsmith.orchestrator")
+
+LEASE_SECONDS = 20.0
+"""After which who renews no row is taken for dead; several times `RENEW_SECONDS`, for a database that is slow."""
+RENEW_SECONDS = 4.0
+STAYS, PASSES = "stays", "passes"
+"""What a name begins with: of an orchestrator whose runs the next one takes up, and of one that serves one command."""
+
+_OURS = re.compile(rf"(?:{STAYS}|{PASSES})-[0-9a-f]{{24}}", re.ASCII)
+_NOW = sa.extract("epoch", sa.func.clock_timestamp())
+
+
+class Owner:
+    """An orchestrator as the owner of runs, from now until `close`; from then on the archive is written in its name.
+
+    Raises:
+        ArchiveFault: the archive, or a file beside it, cannot be written or locked.
+    """
+
+    def __init__(self, archive: Archive, *, stays: bool) -> None:
+        self._archive = archive
+        self.name = f"{STAYS if stays else PASSES}-{secrets.token_hex(12)}"
+        self.stays = stays
+        self._lock = _locked(_sign(archive.folder, self.name)) if archive.folder else None
+        for sign in archive.folder.glob("owner-*.lock") if archive.folder else ():
+            _is_locked(sign, remove=True)
+        self.renew()
+        archive.owner = self.name
+
+    def renew(self) -> None:
+        """Says that it lives; to be called every `RENEW_SECONDS`. Raises ArchiveFault where that cannot be written."""
+        if self._lock is None:
+            with self._archive.writing() as connection:
+                is_mine = OWNERS.c.name == self.name
+                if not connection.execute(sa.update(OWNERS).where(is_mine).values(seen_at=_NOW)).rowcount:
+                    connection.execute(sa.insert(OWNERS).values(name=self.name, seen_at=_NOW))
+                connection.execute(sa.delete(OWNERS).where(OWNERS.c.seen_at < _NOW - 100 * LEASE_SECONDS))
+
+    def live(self, look: Callable[[], None], ended: threading.Event) -> None:
+        """Renews itself in a thread until `ended`, and calls `look` for what others may have left meanwhile."""
+
+        def go_on() -> None:
+            while not ended.wait(RENEW_SECONDS):
+                try:
+                    self.renew()
+                    look()
+                except Infrastructure as error:
+                    log.error("this orchestrator cannot show that it lives, or look for runs: %s", error)
+
+        threading.Thread(target=go_on, name="owner", daemon=True).start()
+
+    def left(self) -> list[tuple[str, str]]:
+        """Runs that have not ended and were those of orchestrators that stay and are dead, oldest first: run, owner."""
+        query = (
+            sa.select(RUNS.c.id, RUNS.c.owner)
+            .where(RUNS.c.state.not_in(sorted(ENDED)), RUNS.c.owner.startswith(f"{STAYS}-"))
+            .order_by(RUNS.c.created_at, RUNS.c.id)
+        )
+        found = [(row.id, row.owner) for row in self._archive.rows(query)]
+        dead = {owner for _, owner in found if not is_alive(self._archive, owner)}
+        return [(run_id, owner) for run_id, owner in found if owner in dead]
+
+    def take(self, run_id: str, before: str, *, anew: bool = False) -> int:
+        """Makes a run its own, and gives how often it has been taken since a trial last ended; `anew`: 1.
+
+        Raises:
+            RunLost: it is no longer that of `before`; ArchiveFault: the archive cannot be written.
+        """
+        count = sa.literal(0) if anew else RUNS.c.attempt_count
+        changed = {"owner": self.name, "attempt_count": count + 1, **({"stop_asked": 0} if anew else {})}
+        with self._archive.writing() as connection:
+            taken = sa.update(RUNS).where(RUNS.c.id == run_id, RUNS.c.owner == before).values(**changed)
+            if not connection.execute(taken).rowcount:
+                raise RunLost(f"another orchestrator has taken up run {run_id}")
+            return int(connection.execute(sa.select(RUNS.c.attempt_count).where(RUNS.c.id == run_id)).scalar_one())
+
+    def note(self, run_id: str, **columns: int) -> None:
+        """Keeps `attempt_count` or `stop_asked` of a run of its own. Raises ArchiveFault where that is impossible."""
+        with self._archive.writing() as connection:
+            own = (RUNS.c.id == run_id) & (RUNS.c.owner == self.name)
+            connection.execute(sa.update(RUNS).where(own).values(**columns))
+
+    def is_to_stop(self, run_id: str) -> bool:
+        """Whether the user of a run wanted no more of it."""
+        rows = self._archive.rows(sa.select(RUNS.c.stop_asked).where(RUNS.c.id == run_id))
+        return any(row.stop_asked for row in rows)
+
+    def close(self) -> None:
+        """Lives no longer: what it has not ended is left."""
+        if self._lock is not None:
+            Path(self._lock.name).unlink(missing_ok=True)
+            self._lock.close()
+            return
+        with contextlib.suppress(ArchiveFault), self._archive.writing() as connection:  # then it expires
+            connection.execute(sa.delete(OWNERS).where(OWNERS.c.name == self.name))
+
+
+def owner_of(archive: Archive, run_id: str) -> str:
+    """The name of a run's owner; empty for nobody's, as in an archive of a release that knew none."""
+    try:
+        rows = archive.rows(sa.select(RUNS.c.owner).where(RUNS.c.id == run_id))
+    except ArchiveFault:
+        return ""
+    return str(rows[0].owner) if rows else ""
+
+
+def is_alive(archive: Archive, name: str) -> bool:
+    """Whether the orchestrator of a name lives, as far as can be seen."""
+    if not name:
+        return False
+    if not _OURS.fullmatch(name):
+        return True  # a stranger's row is nobody's to take
+    if archive.folder is None:
+        fresh = (OWNERS.c.name == name) & (OWNERS.c.seen_at > _NOW - LEASE_SECONDS)
+        return bool(archive.rows(sa.select(OWNERS.c.name).where(fresh)))
+    return _is_locked(_sign(archive.folder, name))
+
+
+def _is_locked(sign: Path, *, remove: bool = False) -> bool:
+    """Whether somebody holds the lock of a file; `remove`: else it is removed."""
+    try:
+        descriptor = os.open(sign, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True  # what cannot be looked at is nobody's to take
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    else:
+        if remove:
+            sign.unlink(missing_ok=True)
+        return False
+    finally:
+        os.close(descriptor)
+
+
+def _sign(folder: Path, name: str) -> Path:
+    return folder / f"owner-{name}.lock"
+
+
+def _locked(place: Path) -> IO[bytes]:
+    try:
+        while True:
+            sign = private_files.append_to(place)
+            try:
+                fcntl.flock(sign, fcntl.LOCK_EX)
+                if place.exists() and os.path.samestat(os.fstat(sign.fileno()), os.lstat(place)):
+                    return sign
+            except BaseException:
+                sign.close()
+                raise
+            sign.close()  # before it was locked somebody took it for a dead one's
+    except OSError as error:
+        raise ArchiveFault(f"{place}: cannot be made or locked ({error.strerror})") from error

@@ -1,0 +1,94 @@
+"""Whether a run that another orchestrator left can be gone on with, and the story that it goes on from.
+
+The one idea: the archive alone says where a run was; nothing is asked of who left it. It queues nothing.
+"""
+
+from __future__ import annotations
+
+from orchestrator.archive import Archive
+from orchestrator.ledger import has_budget_left
+from orchestrator.search_run import ENDED
+from orchestrator.serving import ownership
+from orchestrator.serving.ownership import Owner
+from orchestrator.serving.story import Story
+from warpsmith.errors import BadInput, NotFound, RunLost
+from warpsmith.v1 import run_pb2
+
+MOST_ATTEMPTS = 3
+"""How often a run is taken up without getting on before it has failed."""
+_RESUMABLE = frozenset({run_pb2.RUN_STATE_CANCELLED, run_pb2.RUN_STATE_FAILED})
+
+
+def taken_up(archive: Archive, owner: Owner, run_id: str, before: str, *, anew: bool = False) -> Story:
+    """The story of a run that was `before`'s and is `owner`'s from now on. `anew`: its user wants more of it.
+
+    Raises:
+        RunLost: it is another's by now; Infrastructure: the archive cannot be read or written.
+    """
+    attempt = owner.take(run_id, before, anew=anew)
+    run, trials, events = archive.run(run_id), archive.trials(run_id), archive.events(run_id)
+    story = Story(archive, run, events, trials, attempt)
+    story.cancelled = owner.is_to_stop(run_id)
+    return story
+
+
+def resumed(archive: Archive, owner: Owner, run: run_pb2.Run) -> Story:
+    """The same because its user asks for it.
+
+    Raises:
+        BadInput: it has ended otherwise or has spent its budget, or another has it.
+    """
+    before = ownership.owner_of(archive, run.id)
+    if run.state not in ENDED and ownership.is_alive(archive, before):
+        raise BadInput(f"run {run.id} is under way at another orchestrator")
+    if run.state in ENDED and run.state not in _RESUMABLE:
+        raise BadInput(f"run {run.id} has ended: {run.message}")
+    if run.state == run_pb2.RUN_STATE_CANCELLED and not has_budget_left(run):
+        raise BadInput(f"run {run.id} has spent its budget; begin another with `warpsmith optimize`")
+    try:
+        return taken_up(archive, owner, run.id, before, anew=True)
+    except RunLost as error:
+        raise BadInput(str(error)) from error
+
+
+def queued(story: Story) -> run_pb2.Run:
+    """The run of a story that is gone on with, as it waits for its turn."""
+    run = run_pb2.Run()
+    run.CopyFrom(story.run)
+    if story.ended:
+        del run.phase_seconds[1:]  # it searches again
+        del run.learned[:]
+    run.state, run.message = run_pb2.RUN_STATE_QUEUED, f"taken up again after {trials_text(len(story.trials))}"
+    return run
+
+
+def why_never(story: Story) -> str:
+    """Why a run is not to be gone on with; empty where it is."""
+    if [trial.number for trial in story.trials] != list(range(1, len(story.trials) + 1)):
+        return "it cannot be taken up: not all of its trials are kept"
+    if story.attempt > MOST_ATTEMPTS:
+        return f"taken up {MOST_ATTEMPTS} times, and each time the orchestrator ended before the run got on"
+    return ""
+
+
+def trials_text(count: int) -> str:
+    """Such as "1 trial"."""
+    return f"{count} trial{'' if count == 1 else 's'}"
+
+
+def told(archive: Archive, run: run_pb2.Run) -> run_pb2.Run:
+    """The run as the archive has it; one whose owner is dead says so."""
+    if run.state in ENDED:
+        return run
+    owner = ownership.owner_of(archive, run.id)
+    if owner and not ownership.is_alive(archive, owner):
+        run.message = f"left when its orchestrator ended: `warpsmith resume {run.id}` goes on with it"
+    return run
+
+
+def require_awaited(archive: Archive, owner: Owner, run_id: str) -> None:
+    """Raises NotFound where nobody, this orchestrator neither, will go on with another's run unasked."""
+    before = ownership.owner_of(archive, run_id)
+    is_awaited = owner.stays and before.startswith(ownership.STAYS)
+    if not is_awaited and not ownership.is_alive(archive, before):
+        raise NotFound(told(archive, archive.run(run_id)).message)

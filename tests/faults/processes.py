@@ -1,0 +1,118 @@
+"""Processes that tests start, find and end by signals, and the agents that they talk to."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from warpsmith.sandbox import jail_init
+
+AGENTS = ("reasoning", "synthesis", "compile", "correctness", "benchmark")
+COMMAND = "from orchestrator.commands.cli import main; main()"
+FAKED_SERVICES = """
+from functools import partial
+from orchestrator.commands import client, up_command
+modules = {name: f"faked_{name}" for name in ("benchmark", "reasoning", "synthesis", "compile", "correctness")}
+for place in (client, up_command):
+    place.LocalServices = partial(place.LocalServices, modules=modules | {"orchestrator": "orchestrator"})
+"""
+"""Before a command: its agents are those of `fake_service`, each a process; its orchestrator is the real one."""
+MODULE = "import torch\nclass Model(torch.nn.Module):\n    def forward(self, x):\n        return x * 2\n"
+MODULE += "def get_inputs(): return [torch.rand(16, 16)]\n"
+
+
+def wait_until(is_so: Callable[[], bool], told: Callable[[], str] = lambda: "") -> None:
+    """Looks until it is so; `told` says what there is where it never is."""
+    end = time.monotonic() + 90
+    while not is_so():
+        assert time.monotonic() < end, told()
+        time.sleep(0.02)
+
+
+def find(ancestor: int, words: str) -> int:
+    """The descendant whose command line holds `words`; 0 for none."""
+    for process in jail_init.descendants(ancestor):
+        with suppress(OSError):
+            if words in Path(f"/proc/{process}/cmdline").read_text().replace("\0", " "):
+                return process
+    return 0
+
+
+@dataclass
+class Command:
+    """`warpsmith ARGUMENTS` under way, its output in a file."""
+
+    process: subprocess.Popen[bytes]
+    file: Path
+
+    @property
+    def said(self) -> str:
+        """What it has printed."""
+        return self.file.read_text()
+
+    def wait_for(self, words: str, count: int = 1) -> None:
+        """Until it has said so, so often."""
+        wait_until(lambda: self.said.count(words) >= count or self.process.poll() is not None)
+        assert self.said.count(words) >= count, self.said
+
+    def kill_service(self, name: str, number: int = signal.SIGKILL) -> None:
+        """Sends a signal to the service that it has started now."""
+        module = "orchestrator" if name == "orchestrator" else f"faked_{name}"
+        found = find(self.process.pid, f"-m {module}")
+        assert found, self.said
+        os.kill(found, number)
+
+    def end(self, number: int = signal.SIGTERM) -> int:
+        """Ends it by a signal; its code."""
+        self.process.send_signal(number)
+        return self.process.wait(60)
+
+
+@dataclass
+class Place:
+    """A directory in which commands run, with a module and the agents of `fake_service`."""
+
+    path: Path
+    environment: Mapping[str, str] = field(default_factory=dict)
+    commands: list[Command] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        (self.path / "good.py").write_text(MODULE)
+        for name in AGENTS:
+            text = f"from orchestrator.serving.fake_service import serve_role\n\nserve_role({name!r})\n"
+            (self.path / f"faked_{name}.py").write_text(text)
+
+    def start(self, *arguments: str) -> Command:
+        """Starts `warpsmith ARGUMENTS`."""
+        file = self.path / f"said{len(self.commands)}"
+        named = {"PYTHONPATH": f"{self.path}:{os.environ.get('PYTHONPATH', '')}", "OMP_NUM_THREADS": "1"}
+        with file.open("wb") as output:
+            process = subprocess.Popen(
+                [sys.executable, "-c", FAKED_SERVICES + COMMAND, *arguments],
+                cwd=self.path,
+                env={**os.environ, **named, **self.environment},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+            )
+        self.commands.append(Command(process, file))
+        return self.commands[-1]
+
+
+@contextmanager
+def place(path: Path, **environment: str) -> Iterator[Place]:
+    """A place whose commands do not outlive the block."""
+    made = Place(path, environment)
+    try:
+        yield made
+    finally:
+        for command in made.commands:
+            if command.process.poll() is None:
+                command.end()
