@@ -110,7 +110,7 @@ OWNERS = sa.Table(
 _REPLACE_RUN = sa.update(RUNS).where(RUNS.c.id == sa.bindparam("which"))
 _ADD_RUN, _ADD_TRIAL, _ADD_EVENT = (sa.insert(table) for table in (RUNS, _trials, _events))
 _GOT_ON = sa.update(RUNS).where(RUNS.c.id == sa.bindparam("which"), RUNS.c.attempt_count > 0).values(attempt_count=0)
-_OWNER = sa.select(RUNS.c.owner).where(RUNS.c.id == sa.bindparam("which")).with_for_update(read=True)
+_OWNER = sa.select(RUNS.c.owner).where(RUNS.c.id == sa.bindparam("which")).with_for_update(key_share=True)
 _RUN = sa.select(RUNS.c.id.label("run_id"), RUNS.c.message)
 _TRIAL = sa.select(_trials.c.run_id, _trials.c.message)
 

@@ -11,6 +11,7 @@ from orchestrator.search_run import ENDED
 from orchestrator.serving import ownership
 from orchestrator.serving.ownership import Owner
 from orchestrator.serving.story import Story
+from orchestrator.tasks.intake import accept
 from warpsmith.errors import BadInput, NotFound, RunLost
 from warpsmith.v1 import run_pb2
 
@@ -63,7 +64,11 @@ def queued(story: Story) -> run_pb2.Run:
 
 
 def why_never(story: Story) -> str:
-    """Why a run is not to be gone on with; empty where it is."""
+    """Why a run is not to be gone on with; empty where it is. A stranger may have written the archive."""
+    try:
+        accept(story.run.task)
+    except BadInput as error:
+        return f"it cannot be taken up: {error}"
     if [trial.number for trial in story.trials] != list(range(1, len(story.trials) + 1)):
         return "it cannot be taken up: not all of its trials are kept"
     if story.attempt > MOST_ATTEMPTS:

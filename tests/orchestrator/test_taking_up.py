@@ -442,6 +442,16 @@ def test_a_run_of_which_a_trial_is_missing_has_failed(archive: Archive) -> None:
         assert "not all of its trials are kept" in host.run("left").message
 
 
+def test_a_task_that_no_client_could_have_sent_is_not_taken_up(archive: Archive) -> None:
+    tampered = testing.task()
+    tampered.entry_path = "../../etc/passwd"
+    left(archive, None, task=tampered)
+    with hosted(archive, world := testing.World()) as host:
+        assert host.run("left").state == run_pb2.RUN_STATE_FAILED
+        assert "it cannot be taken up: " in host.run("left").message
+    assert not world.calls
+
+
 def test_a_run_that_is_under_way_elsewhere_is_watched_and_not_resumed(archive: Archive) -> None:
     living = Owner(archive, stays=True)
     run = run_pb2.Run(id="r", task=testing.task(), state=run_pb2.RUN_STATE_SEARCHING)
