@@ -23,7 +23,7 @@ from urllib.parse import quote
 
 import sqlalchemy as sa
 from google.protobuf.message import DecodeError, Message
-from sqlalchemy.exc import ArgumentError, DBAPIError
+from sqlalchemy.exc import ArgumentError, DBAPIError, OperationalError
 
 from orchestrator.search import moves_of, score
 from orchestrator.search.memory import is_same_place
@@ -36,6 +36,7 @@ from warpsmith.v1 import analysis_pb2, run_pb2, timing_pb2, trial_pb2, verdict_p
 
 FILE_NAME = "warpsmith.sqlite3"
 REMEDY = "name another with --runs"
+DAMAGED = "`warpsmith archive recover` saves what is readable, and --runs names another"
 BUSY_MILLISECONDS = 10_000
 """How long a writer waits for another process's transaction."""
 TABLES_LOCK = 0x7761727073  # "warps"
@@ -149,7 +150,7 @@ class Archive:
         try:
             place = private_files.directory(directory, remedy=REMEDY)
             private_files.claim(place / FILE_NAME)
-            _require_plain(place)
+            require_plain(place)
         except OSError as error:
             raise BadInput(f"{directory}: cannot be written ({error.strerror}); {REMEDY}") from error
         return cls(f"sqlite:///{place / FILE_NAME}")
@@ -171,7 +172,7 @@ class Archive:
             raise BadInput(
                 f"{directory}: no runs are kept here; `warpsmith optimize` makes some, --runs looks elsewhere"
             )
-        _require_plain(place)
+        require_plain(place)
         # Without its companion files the database is whole, and may be read where no file can be made.
         whole = not file.with_name(f"{FILE_NAME}-wal").exists()
         options = "mode=ro&immutable=1" if whole else "mode=ro"
@@ -333,7 +334,8 @@ class Archive:
             with self._engine.connect() as connection:
                 return connection.execute(query).all()
         except DBAPIError as error:
-            raise ArchiveFault(f"cannot read runs from {self._place}: {error.orig}") from error
+            remedy = f"; {DAMAGED}" if self.folder and not isinstance(error, OperationalError) else ""
+            raise ArchiveFault(f"cannot read runs from {self._place}: {error.orig}{remedy}") from error
 
     def _kept(self, kind: type[MessageT], row: sa.Row[Any]) -> MessageT:
         """The message of a row, which an earlier version may have written; raises BadInput where none did."""
@@ -342,8 +344,8 @@ class Archive:
         except (DecodeError, TypeError):  # damaged, or no bytes: SQLite keeps anything in any column
             message = None
         if message is None or not 0.0 <= getattr(message, "created_at", 0.0) < LATEST_SECONDS:
-            run = printable.quotation(f"{row.run_id}", 40)
-            raise BadInput(f"{self._place}: what is kept of run {run} is damaged, or not ours; {REMEDY}")
+            run, remedy = printable.quotation(f"{row.run_id}", 40), DAMAGED if self.folder else REMEDY
+            raise BadInput(f"{self._place}: what is kept of run {run} is damaged, or not ours; {remedy}")
         return message
 
     def _is_kept(self, connection: sa.Connection, run_id: str) -> bool:
@@ -367,7 +369,7 @@ class Archive:
             ) from error
 
 
-def _require_plain(place: Path) -> None:
+def require_plain(place: Path) -> None:
     """Looks at every file that SQLite may open: another user may have made the folder.
 
     SQLite follows links, and carries a rollback journal out: it even deletes a file that a journal names.
@@ -435,7 +437,7 @@ _PLAIN = re.compile(
 would write for another column or table."""
 
 
-def _refuse_programs(cursor: Any) -> None:
+def refuse_programs(cursor: Any) -> None:
     """A stranger's database may hold programs: a view in a table's place, say, or a column that is computed.
 
     Raises BadInput, or what SQLite raises where it cannot read the schema.
@@ -451,7 +453,7 @@ def _refuse_programs(cursor: Any) -> None:
 def _set_up_writing(connection: Any, _: object) -> None:
     cursor = connection.cursor()
     cursor.execute(f"PRAGMA busy_timeout={BUSY_MILLISECONDS}")
-    _refuse_programs(cursor)
+    refuse_programs(cursor)
     cursor.execute("PRAGMA journal_mode=WAL")
     cursor.execute("PRAGMA synchronous=FULL")  # a power cut loses nothing that was told to a watcher
     cursor.execute("PRAGMA foreign_keys=ON")
@@ -461,5 +463,5 @@ def _set_up_writing(connection: Any, _: object) -> None:
 def _set_up_reading(connection: Any, _: object) -> None:
     cursor = connection.cursor()
     cursor.execute(f"PRAGMA busy_timeout={BUSY_MILLISECONDS}")
-    _refuse_programs(cursor)
+    refuse_programs(cursor)
     cursor.close()

@@ -23,6 +23,7 @@ import typer
 from rich.console import Console
 
 import warpsmith
+from orchestrator.archiving import archive_commands
 from orchestrator.commands import budgets, chosen, client, directory_bench, report, trust_commands, up_command
 from orchestrator.commands.module_runs import ModuleRuns
 from orchestrator.commands.options import (
@@ -432,6 +433,7 @@ app.command("judge", epilog=trust_commands.JUDGE_EXAMPLE)(trust_commands.judge_c
 app.command("kernelbench", epilog=interchange_commands.EXAMPLE)(interchange_commands.kernelbench_command)
 
 
+app.add_typer(archive_commands.app, name="archive")
 app.command("up", epilog=up_command.EXAMPLE)(up_command.up)
 app.command("web", epilog=web_command.EXAMPLE)(web_command.web)
 app.command("doctor")(trust_commands.doctor_command)

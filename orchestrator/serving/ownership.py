@@ -144,6 +144,11 @@ def is_alive(archive: Archive, name: str) -> bool:
     return _is_locked(_sign(archive.folder, name))
 
 
+def somebody_lives(directory: Path) -> bool:
+    """Whether an orchestrator of this machine has the SQLite archive of a directory."""
+    return any(_is_locked(sign) for sign in directory.glob("owner-*.lock"))
+
+
 def _is_locked(sign: Path, *, remove: bool = False) -> bool:
     """Whether somebody holds the lock of a file; `remove`: else it is removed."""
     try:

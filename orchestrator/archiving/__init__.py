@@ -1,0 +1,1 @@
+"""What keeps an archive well: checks, recovery, copies."""
