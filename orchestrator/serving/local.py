@@ -62,6 +62,8 @@ REMEDY = "name another with --runs"
 START_SECONDS = 60.0
 REACH_SECONDS = 5.0
 """How long a service elsewhere may take to answer."""
+LET_GO_SECONDS = 2.0
+"""How long what a service has left may take to end, and to let go of its log, once it is killed."""
 DRAIN_SECONDS = 5
 STOP_SECONDS = 12.0
 """How long a service may take to end before it is killed: its drain and its workers' end."""
@@ -89,7 +91,7 @@ def open_log(log: Path, *, keep: bool = False) -> IO[bytes]:
     for name in itertools.chain([log.name, f"{own}.log"], (f"{own}-{number}.log" for number in itertools.count(2))):
         output = private_files.append_to(log.with_name(name))
         try:
-            fcntl.flock(output, fcntl.LOCK_EX | fcntl.LOCK_NB)  # held for as long as a child has it as its output
+            _lock(output, LET_GO_SECONDS if keep and name == log.name else 0.0)
         except BlockingIOError:
             output.close()
             continue
@@ -101,6 +103,24 @@ def open_log(log: Path, *, keep: bool = False) -> IO[bytes]:
     if not keep:
         output.truncate(0)
     return output
+
+
+def _lock(output: IO[bytes], seconds: float) -> None:
+    """Takes a log's lock, which is held for as long as a child has it as its output; waits so long for one that dies.
+
+    Raises:
+        BlockingIOError: somebody has it. OSError: there are no locks here.
+    """
+    end = time.monotonic() + seconds
+    while True:
+        try:
+            fcntl.flock(output, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= end:
+                raise
+            time.sleep(0.01)
+        else:
+            return
 
 
 class LocalServices:
