@@ -62,9 +62,9 @@ REMEDY = "name another with --runs"
 START_SECONDS = 60.0
 REACH_SECONDS = 5.0
 """How long a service elsewhere may take to answer."""
+LET_GO_SECONDS = 2.0
+"""How long what a service has left may take to end, and to let go of its log, once it is killed."""
 DRAIN_SECONDS = 5
-DYING_SECONDS = 5.0
-"""Longest wait for the end of what was killed."""
 STOP_SECONDS = 12.0
 """How long a service may take to end before it is killed: its drain and its workers' end."""
 
@@ -90,12 +90,11 @@ def open_log(log: Path, *, keep: bool = False) -> IO[bytes]:
     own = f"{log.stem}.{os.getpid()}"
     for name in itertools.chain([log.name, f"{own}.log"], (f"{own}-{number}.log" for number in itertools.count(2))):
         output = private_files.append_to(log.with_name(name))
-        # Of a child that was killed just now, descendants may still have it for a moment.
-        patience = DYING_SECONDS if keep and name == log.name else 0.0
         try:
-            if not _is_locked(output, patience):
-                output.close()
-                continue
+            _lock(output, LET_GO_SECONDS if keep and name == log.name else 0.0)
+        except BlockingIOError:
+            output.close()
+            continue
         except OSError:  # no locks here: nobody else writes to what is named after this process
             if name == log.name:
                 output.close()
@@ -106,22 +105,22 @@ def open_log(log: Path, *, keep: bool = False) -> IO[bytes]:
     return output
 
 
-def _is_locked(output: IO[bytes], patience: float) -> bool:
-    """Locks a log, for as long as a child has it as its output; False where another child has it for so many seconds.
+def _lock(output: IO[bytes], seconds: float) -> None:
+    """Takes a log's lock, which is held for as long as a child has it as its output; waits so long for one that dies.
 
     Raises:
-        OSError: there are no locks here.
+        BlockingIOError: somebody has it. OSError: there are no locks here.
     """
-    deadline = time.monotonic() + patience
+    end = time.monotonic() + seconds
     while True:
         try:
             fcntl.flock(output, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            if time.monotonic() >= deadline:
-                return False
-            time.sleep(0.02)
+            if time.monotonic() >= end:
+                raise
+            time.sleep(0.01)
         else:
-            return True
+            return
 
 
 class LocalServices:
