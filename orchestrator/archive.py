@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import sqlite3
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -23,7 +24,7 @@ from urllib.parse import quote
 
 import sqlalchemy as sa
 from google.protobuf.message import DecodeError, Message
-from sqlalchemy.exc import ArgumentError, DBAPIError, OperationalError
+from sqlalchemy.exc import ArgumentError, DBAPIError
 
 from orchestrator.search import moves_of, score
 from orchestrator.search.memory import is_same_place
@@ -334,8 +335,7 @@ class Archive:
             with self._engine.connect() as connection:
                 return connection.execute(query).all()
         except DBAPIError as error:
-            remedy = f"; {DAMAGED}" if self.folder and not isinstance(error, OperationalError) else ""
-            raise ArchiveFault(f"cannot read runs from {self._place}: {error.orig}{remedy}") from error
+            raise ArchiveFault(f"cannot read runs from {self._place}: {error.orig}{_remedy(error)}") from error
 
     def _kept(self, kind: type[MessageT], row: sa.Row[Any]) -> MessageT:
         """The message of a row, which an earlier version may have written; raises BadInput where none did."""
@@ -344,8 +344,8 @@ class Archive:
         except (DecodeError, TypeError):  # damaged, or no bytes: SQLite keeps anything in any column
             message = None
         if message is None or not 0.0 <= getattr(message, "created_at", 0.0) < LATEST_SECONDS:
-            run, remedy = printable.quotation(f"{row.run_id}", 40), DAMAGED if self.folder else REMEDY
-            raise BadInput(f"{self._place}: what is kept of run {run} is damaged, or not ours; {remedy}")
+            run = printable.quotation(f"{row.run_id}", 40)
+            raise BadInput(f"{self._place}: what is kept of run {run} is damaged, or not ours; {DAMAGED}")
         return message
 
     def _is_kept(self, connection: sa.Connection, run_id: str) -> bool:
@@ -367,6 +367,11 @@ class Archive:
             raise ArchiveFault(
                 f"cannot write to {self._place}: {error.orig}; what was found so far stays readable"
             ) from error
+
+
+def _remedy(error: DBAPIError) -> str:
+    """What to do about what SQLite says of a damaged file; nothing about a lock or a full disk."""
+    return f"; {DAMAGED}" if type(error.orig) is sqlite3.DatabaseError else ""
 
 
 def require_plain(place: Path) -> None:

@@ -93,12 +93,12 @@ class InProcess:
     """Past runs through the same nine methods, without a server. It starts nothing."""
 
     def __init__(self, archive: Archive) -> None:
-        self._host = RunHost(archive, _no_agents)
+        self._archive, self._host = archive, RunHost(archive, _no_agents)
         self._servicer: Any = OptimizationServicer(self._host)
 
     def WatchRun(self, request: messages.WatchRunRequest, **_: object) -> Iterator[messages.WatchRunResponse]:
         """What happened in a run, and no more."""
-        events = self._host.past_events(request.run_id, request.after)
+        events = self._archive.events(self._host.run(request.run_id).id, request.after)
         return (messages.WatchRunResponse(event=event) for event in events)
 
     def __getattr__(self, method: str) -> Callable[..., Any]:

@@ -76,15 +76,7 @@ class RunHost:
             raise ServiceGone("the orchestrator ends")
         name = search or DEFAULT_SEARCH
         plugins.load("search", name)
-        run = run_pb2.Run(
-            id=f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}",
-            task=task,
-            state=run_pb2.RUN_STATE_QUEUED,
-            budget=budget,
-            created_at=time.time(),
-            plugins={"search": name},
-            fresh=fresh,
-        )
+        run = _new_run(task, budget, name, fresh)
         story = Story(self._archive, run)
         self._archive.put_run(run)
         story.run_changed(run)
@@ -178,27 +170,17 @@ class RunHost:
                 async for event in story.follow(after):
                     yield event
                 return
-            # Asked before the events are read: then all of them are there.
-            has_ended = (await asyncio.to_thread(self._archive.run, run_id)).state in ENDED
-            while page := await asyncio.to_thread(self._archive.events, run_id, after, EVENTS_AT_ONCE):
-                for event in page:
-                    yield event
-                after = page[-1].number
-            if has_ended or self._owner is None:
+            kept = await asyncio.to_thread(self._archive.run, run_id)  # before its events: then all of them are there
+            async for event in _archived(self._archive, run_id, after):
+                yield event
+                after = event.number
+            if kept.state in ENDED or self._owner is None:
                 return
             await asyncio.sleep(LOOK_SECONDS)
             if self._leaving.is_set():
                 raise ServiceGone("the orchestrator ends")
             if run_id not in self._stories:
                 await asyncio.to_thread(taking_up.require_awaited, self._archive, self._owner, run_id)
-
-    def past_events(self, run_id: str, after: int) -> list[run_pb2.RunEvent]:
-        """Events past a number that the archive has.
-
-        Raises:
-            NotFound: no such run.
-        """
-        return self._archive.events(self.run(run_id).id, after)
 
     # ---- ending --------------------------------------------------------------------------------------
 
@@ -314,6 +296,26 @@ def _fail(story: Story, run: run_pb2.Run, message: str) -> None:
     """Ends a run as failed, with the best of its trials as it was screened."""
     finalists.keep_best(run, story.trials)
     _end(story, run, run_pb2.RUN_STATE_FAILED, message)
+
+
+def _new_run(task: task_pb2.Task, budget: run_pb2.Budget, search: str, fresh: bool) -> run_pb2.Run:
+    return run_pb2.Run(
+        id=f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}",
+        task=task,
+        state=run_pb2.RUN_STATE_QUEUED,
+        budget=budget,
+        created_at=time.time(),
+        plugins={"search": search},
+        fresh=fresh,
+    )
+
+
+async def _archived(archive: Archive, run_id: str, after: int) -> AsyncIterator[run_pb2.RunEvent]:
+    """Events past a number, a page at a time."""
+    while page := await asyncio.to_thread(archive.events, run_id, after, EVENTS_AT_ONCE):
+        for event in page:
+            yield event
+        after = page[-1].number
 
 
 def _end(story: Story, run: run_pb2.Run, state: run_pb2.RunState.ValueType, message: str) -> None:

@@ -346,8 +346,8 @@ def test_an_ended_run_leaves_memory_and_is_told_by_the_archive_as_it_was(archive
         gc.collect()
     assert (host._stories, made[0]()) == ({}, None)
     story = told[0]
-    assert watched_events == story.events == list(testing.heard(host.watch(run_id, 0))) == host.past_events(run_id, 0)
-    assert list(testing.heard(host.watch(run_id, 3))) == host.past_events(run_id, 3) == story.events[3:]
+    assert watched_events == story.events == list(testing.heard(host.watch(run_id, 0))) == archive.events(run_id)
+    assert list(testing.heard(host.watch(run_id, 3))) == archive.events(run_id, 3) == story.events[3:]
     assert host.trials(run_id) == story.trials != []
     assert host.run(run_id) == host.cancel(run_id) == host.runs(0, "")[0] == story.run
     host.close()
