@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import AsyncIterator
 
@@ -21,9 +22,13 @@ from orchestrator.serving.story import Story, light
 from orchestrator.tasks.intake import accept
 from warpsmith import plugins
 from warpsmith.errors import NotFound
+from warpsmith.permissions import UNASKED, Caller
+from warpsmith.service.handlers import Call
 from warpsmith.settings import Settings
 from warpsmith.v1 import optimization_service_pb2 as messages
 from warpsmith.v1 import optimization_service_pb2_grpc, run_pb2
+
+audit = logging.getLogger("warpsmith.audit")
 
 DEFAULT_EXPORTER = "module"
 
@@ -37,7 +42,9 @@ class OptimizationServicer(optimization_service_pb2_grpc.OptimizationServiceServ
     def CreateRun(self, request: messages.CreateRunRequest, context: object) -> messages.CreateRunResponse:
         """Starts a run and returns at once."""
         accept(request.task)
-        run = self._host.create(request.task, request.budget, request.search, request.fresh)
+        caller = _caller(context)
+        run = self._host.create(request.task, request.budget, request.search, request.fresh, caller)
+        _note("CreateRun", run, caller)
         return messages.CreateRunResponse(run=run)
 
     def GetRun(self, request: messages.GetRunRequest, context: object) -> messages.GetRunResponse:
@@ -65,11 +72,18 @@ class OptimizationServicer(optimization_service_pb2_grpc.OptimizationServiceServ
 
     def CancelRun(self, request: messages.CancelRunRequest, context: object) -> messages.CancelRunResponse:
         """Asks a run to stop."""
-        return messages.CancelRunResponse(run=self._host.cancel(request.run_id))
+        return messages.CancelRunResponse(run=self._host.cancel(self._own(request.run_id, "CancelRun", context)))
 
     def ResumeRun(self, request: messages.ResumeRunRequest, context: object) -> messages.ResumeRunResponse:
         """Takes up a run again that was left, cancelled or failed."""
-        return messages.ResumeRunResponse(run=self._host.resume(request.run_id))
+        return messages.ResumeRunResponse(run=self._host.resume(self._own(request.run_id, "ResumeRun", context)))
+
+    def _own(self, run_id: str, method: str, context: object) -> str:
+        """The identifier of a run that the caller may change; raises NotPermitted where it is another's."""
+        run, caller = self._host.run(run_id), _caller(context)
+        caller.require_own(run.user, f"run {run.id}")
+        _note(method, run, caller)
+        return run.id
 
     def ExportBest(self, request: messages.ExportBestRequest, context: object) -> messages.ExportBestResponse:
         """Writes the best kernel of a run, or of several runs of one module, as a file or a folder of files."""
@@ -104,6 +118,16 @@ class OptimizationServicer(optimization_service_pb2_grpc.OptimizationServiceServ
         if self._devices is not None:
             self._devices.close()
         self._host.close()
+
+
+def _caller(context: object) -> Caller:
+    """Who calls; a command that reads its own directory is its user."""
+    return context.caller if isinstance(context, Call) else UNASKED
+
+
+def _note(method: str, run: run_pb2.Run, caller: Caller) -> None:
+    """A line for each write: who did what to which run."""
+    audit.info("%s run=%s user=%s project=%s right=%s", method, run.id, caller.name, caller.project, caller.right.word)
 
 
 def make_servicer(settings: Settings) -> OptimizationServicer:

@@ -27,6 +27,7 @@ from orchestrator.serving.story import Story, light
 from orchestrator.serving.taking_up import MOST_ATTEMPTS, taken_up, trials_text
 from warpsmith import plugins
 from warpsmith.errors import ArchiveFault, Infrastructure, NotFound, RunLost, ServiceGone, WarpsmithError
+from warpsmith.permissions import UNASKED, Caller
 from warpsmith.v1 import run_pb2, task_pb2, trial_pb2
 
 log = logging.getLogger("warpsmith.orchestrator")
@@ -65,8 +66,10 @@ class RunHost:
 
     # ---- coming --------------------------------------------------------------------------------------
 
-    def create(self, task: task_pb2.Task, budget: run_pb2.Budget, search: str, fresh: bool) -> run_pb2.Run:
-        """Queues a run and returns it.
+    def create(
+        self, task: task_pb2.Task, budget: run_pb2.Budget, search: str, fresh: bool, caller: Caller = UNASKED
+    ) -> run_pb2.Run:
+        """Queues a run of the caller's and returns it.
 
         Raises:
             UnknownPlugin: no search strategy of that name; Infrastructure: the archive cannot be written, or the
@@ -76,7 +79,7 @@ class RunHost:
             raise ServiceGone("the orchestrator ends")
         name = search or DEFAULT_SEARCH
         plugins.load("search", name)
-        run = _new_run(task, budget, name, fresh)
+        run = _new_run(task, budget, name, fresh, caller)
         story = Story(self._archive, run)
         self._archive.put_run(run)
         story.run_changed(run)
@@ -298,7 +301,7 @@ def _fail(story: Story, run: run_pb2.Run, message: str) -> None:
     _end(story, run, run_pb2.RUN_STATE_FAILED, message)
 
 
-def _new_run(task: task_pb2.Task, budget: run_pb2.Budget, search: str, fresh: bool) -> run_pb2.Run:
+def _new_run(task: task_pb2.Task, budget: run_pb2.Budget, search: str, fresh: bool, caller: Caller) -> run_pb2.Run:
     return run_pb2.Run(
         id=f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}",
         task=task,
@@ -307,6 +310,8 @@ def _new_run(task: task_pb2.Task, budget: run_pb2.Budget, search: str, fresh: bo
         created_at=time.time(),
         plugins={"search": search},
         fresh=fresh,
+        user=caller.name,
+        project=caller.project,
     )
 
 

@@ -50,6 +50,9 @@ class Caller:
             raise NotPermitted(f"{what} is of {owner or 'nobody with a name'}; {self.name or 'your token'} may not")
 
 
+UNASKED = Caller()
+"""Who reaches a server that asks neither for a certificate nor for a token."""
+
 _CALLERS: Mapping[str, frozenset[str]] = {
     "ReasoningService": frozenset({"orchestrator"}),
     "SynthesisService": frozenset({"orchestrator"}),
@@ -82,7 +85,7 @@ def by_connection(method: str, connection: Mapping[str, Iterable[bytes]]) -> Cal
         NotPermitted: its certificate is of a role that may not call the service.
     """
     if _CERTIFICATE not in connection:
-        return Caller()
+        return UNASKED
     shown = sorted(each.decode(errors="replace") for each in connection.get(_NAMES, ()))
     service = method.split("/")[1].rpartition(".")[2]
     allowed = _CALLERS.get(service, frozenset())

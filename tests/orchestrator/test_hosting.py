@@ -25,7 +25,7 @@ from orchestrator.serving.hosting import RunHost
 from orchestrator.serving.story import Story
 from orchestrator.walks import Effort
 from warpsmith import service
-from warpsmith.errors import ArchiveFault, BadInput, Infrastructure, NotFound, ServiceGone
+from warpsmith.errors import ArchiveFault, BadInput, Infrastructure, NotFound, NotPermitted, ServiceGone
 from warpsmith.settings import Settings
 from warpsmith.v1 import optimization_service_pb2 as messages
 from warpsmith.v1 import optimization_service_pb2_grpc, run_pb2, trial_pb2
@@ -297,6 +297,44 @@ def test_past_runs_are_read_without_a_server(tmp_path: Path) -> None:
         assert reader.GetRun(messages.GetRunRequest(run_id="last"), timeout=1.0).run.id == run.id
         again = [reply.event for reply in reader.WatchRun(messages.WatchRunRequest(run_id=run.id))]
     assert [event.number for event in again] == [event.number for event in events]
+
+
+def test_who_may_run_stops_and_resumes_its_own_runs_and_each_write_is_told(
+    archive: Archive, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    lines = {
+        name: f"{name * 12} {right} {name} vision" for name, right in (("ann", "run"), ("bob", "run"), ("eve", "admin"))
+    }
+    (tmp_path / "tokens").write_text("\n".join(lines.values()))
+    add = optimization_service_pb2_grpc.add_OptimizationServiceServicer_to_server
+
+    def wait(*_: object) -> SearchRun:
+        raise Infrastructure("no device")
+
+    settings = Settings(port=0, token_file=tmp_path / "tokens", drain_seconds=0.1)
+    server = service.start("orchestrator", add, OptimizationServicer(RunHost(archive, wait)), settings)
+    try:
+        callers = {}
+        for name, line in lines.items():
+            (tmp_path / name).write_text(line)
+            callers[name] = orchestrator_at(f"127.0.0.1:{server.port}", None, tmp_path / name)
+        with caplog.at_level("INFO", "warpsmith.audit"):
+            run = client.create(callers["ann"], testing.task(), BUDGET)
+            assert (run.user, run.project) == ("ann", "vision")
+            request = messages.CancelRunRequest(run_id=run.id[:-2])
+            for ask in (callers["bob"].CancelRun, callers["bob"].ResumeRun):
+                with pytest.raises(NotPermitted, match=f"^run {run.id} is of ann; bob may not$"):
+                    ask(messages.ResumeRunRequest(run_id=run.id) if ask is callers["bob"].ResumeRun else request)
+            for name in ("ann", "eve"):
+                assert callers[name].CancelRun(request).run.id == run.id
+        said = [
+            f"CreateRun run={run.id} user=ann",
+            f"CancelRun run={run.id} user=ann",
+            f"CancelRun run={run.id} user=eve",
+        ]
+        assert [" ".join(each.getMessage().split()[:3]) for each in caplog.records] == said
+    finally:
+        server.stop()
 
 
 def test_watchers_of_a_run_in_which_nothing_happens_hold_no_thread(archive: Archive) -> None:

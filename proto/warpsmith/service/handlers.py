@@ -19,7 +19,7 @@ from prometheus_client import Counter, Gauge, Histogram
 from warpsmith import permissions
 from warpsmith.contract import earlier
 from warpsmith.errors import TokenRefused, WarpsmithError, to_status
-from warpsmith.permissions import Caller
+from warpsmith.permissions import UNASKED, Caller
 from warpsmith.service.wire import KIND, TOKENS
 from warpsmith.tokens import REFUSED, TokenFile
 
@@ -158,7 +158,7 @@ class Call:
 
     def __init__(self, context: Any) -> None:
         self.peer: str = context.peer()
-        self.caller = Caller()
+        self.caller = UNASKED
         remaining = context.time_remaining()
         self._deadline = math.inf if remaining is None else time.monotonic() + remaining
         self.is_left = False
