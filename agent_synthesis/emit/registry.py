@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from agent_synthesis.emit.cpu.column_reduction import CpuColumnReduction
+from agent_synthesis.emit.cpu.convolution import CpuConvolution
 from agent_synthesis.emit.cpu.pointwise import CpuPointwise
 from agent_synthesis.emit.cpu.row_reduction import CpuRowReduction
 from agent_synthesis.emit.cpu.scan import CpuScan
@@ -45,8 +46,8 @@ INCLUDE_DIRECTORY = Path(__file__).parent.parent / "include"
 """Where the headers that emissions name are."""
 
 _CPU = (
-    Offered(CpuPointwise()), Offered(CpuScan()), Offered(CpuWindow()), Offered(CpuColumnReduction()),
-    Offered(CpuRowReduction()),
+    Offered(CpuPointwise()), Offered(CpuScan()), Offered(CpuWindow()), Offered(CpuConvolution()),
+    Offered(CpuColumnReduction()), Offered(CpuRowReduction()),
 )  # fmt: skip
 
 

@@ -163,10 +163,12 @@ def test_beside_convolutions_one_kernel_is_a_whole_plan() -> None:
 
 
 def test_a_choice_that_says_the_same_as_another_is_not_offered() -> None:
-    convolutions = nn.Sequential(nn.Conv2d(4, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 3)), (2, 4, 8, 8)
-    one = nn.Sequential(nn.Conv2d(4, 8, 3), nn.ReLU()), (2, 4, 8, 8)
+    dense = nn.Sequential(nn.Conv2d(24, 32, 3), nn.ReLU(), nn.Conv2d(32, 24, 3)), (2, 24, 8, 8)
+    one = nn.Sequential(nn.Conv2d(24, 32, 3), nn.ReLU()), (2, 24, 8, 8)
+    few = nn.Sequential(nn.Conv2d(4, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 3)), (2, 4, 8, 8)
+    both = ["beside_products", ""]
     for (module, shape), expected in (
-        (convolutions, ["beside_products"]), (one, ["beside_products"]), (MODULES[0], ["beside_products", ""]),
+        (dense, ["beside_products"]), (one, ["beside_products"]), (few, both), (MODULES[0], both),
     ):  # fmt: skip
         legal = [each.move for each in moves.legal(zero(module, shape))]
         assert [each.choice for each in legal if each == move(each.choice)] == expected

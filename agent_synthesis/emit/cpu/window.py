@@ -14,6 +14,7 @@ from agent_synthesis.emit.cpu import cpu_function, window_text
 from agent_synthesis.emit.cpu.cpu_settings import WindowSettings
 from agent_synthesis.emit.window_loops import Reuse
 from agent_synthesis.nests import iteration_space, sliding_window
+from agent_synthesis.nests.analysis import convolution
 from agent_synthesis.nests.ir import Nest
 from agent_synthesis.nests.sliding_window import Tiling
 from agent_synthesis.schedule import Emission, Footprint
@@ -37,7 +38,9 @@ class CpuWindow:
     target = task_pb2.TARGET_CPU
 
     def accepts(self, nest: Nest) -> bool:
-        """Reductions over sliding windows, stored once for each output."""
+        """Reductions over sliding windows, stored once for each output; convolutions where no other schedule does."""
+        if convolution.convolves(nest) and (convolution.convolution(nest) or not convolution.is_hopeful(nest)):
+            return False
         return sliding_window.is_window(iteration_space.simplified(nest))
 
     def defaults(self, nest: Nest) -> WindowSettings:

@@ -15,6 +15,7 @@ from agent_synthesis.emit.cuda.schedule import CudaSchedule
 from agent_synthesis.emit.cuda.windows.window_text import Layout, WindowSettings, by_columns, by_outputs
 from agent_synthesis.emit.window_loops import Reuse
 from agent_synthesis.nests import iteration_space, sliding_window
+from agent_synthesis.nests.analysis import convolution
 from agent_synthesis.nests.ir import Nest
 from agent_synthesis.nests.sliding_window import Tiling
 from agent_synthesis.schedule import Emission, Footprint
@@ -39,7 +40,9 @@ class CudaWindow(CudaSchedule):
     settings = WindowSettings
 
     def accepts(self, nest: Nest) -> bool:
-        """Reductions over sliding windows, stored once for each output."""
+        """Reductions over sliding windows, stored once for each output; convolutions where no other schedule does."""
+        if convolution.convolves(nest) and (convolution.convolution(nest) or not convolution.is_hopeful(nest)):
+            return False
         return sliding_window.is_window(iteration_space.simplified(nest))
 
     def defaults(self, nest: Nest) -> WindowSettings:
