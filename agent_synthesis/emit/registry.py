@@ -31,6 +31,7 @@ from agent_synthesis.emit.cuda.rows.row_reduction import CudaRowReduction
 from agent_synthesis.emit.cuda.scans.scan import CudaScan
 from agent_synthesis.emit.cuda.schedule import CudaSchedule
 from agent_synthesis.emit.cuda.transposes.transpose import CudaTranspose
+from agent_synthesis.emit.cuda.windows.convolution import CudaConvolution
 from agent_synthesis.emit.cuda.windows.window import CudaWindow
 from agent_synthesis.nests.ir import Nest
 from agent_synthesis.nests.product import multiplies_matrices
@@ -68,10 +69,10 @@ def _cuda(card: Hardware) -> tuple[Offered, ...]:
     """Of products, the first two take what gains by it."""
     return (
         Offered(CudaPieces(card, schedules_of_pieces(card))), *_pointwise(card), Offered(CudaScan(card)),
-        Offered(CudaWindow(card)), *_reductions(card), Offered(CudaStreamedProduct(card)),
-        Offered(CudaConvertedProduct(card)), Offered(CudaProduct(card)), Offered(CudaSmallProduct(card)),
-        Offered(CudaReducedProduct(card)), Offered(CudaNormalizedProduct(card)), Offered(CudaAttention(card)),
-        Offered(CudaRecurrent(card)),
+        Offered(CudaWindow(card)), Offered(CudaConvolution(card)), *_reductions(card),
+        Offered(CudaStreamedProduct(card)), Offered(CudaConvertedProduct(card)), Offered(CudaProduct(card)),
+        Offered(CudaSmallProduct(card)), Offered(CudaReducedProduct(card)), Offered(CudaNormalizedProduct(card)),
+        Offered(CudaAttention(card)), Offered(CudaRecurrent(card)),
     )  # fmt: skip
 
 
