@@ -20,12 +20,12 @@ namespace ws {
 
 struct ConvolutionTiling {
   int threads;
-  int rows, outputs;   // rows of outputs of a thread; outputs of such a row
-  int vector_width;    // elements of the data that are read at once
-  int store_width;     // outputs that are stored at once
-  int across;          // threads of a block along the row, where it shares a tile; 0: none is shared
-  bool weights_differ; // whether neighbours along the row have weights of their own
-  bool overlap;        // programmatic dependent launch
+  int rows, outputs;    // rows of outputs of a thread; outputs of such a row
+  int vector_width;     // elements of the data that are read at once
+  int store_width;      // outputs that are stored at once
+  int across;           // threads of a block along the row, where it shares a tile; 0: none is shared
+  bool weights_differ;  // whether neighbours along the row have weights of their own
+  bool overlap;         // programmatic dependent launch
 };
 
 // What does not depend on a thread.
@@ -47,7 +47,6 @@ template <class W> struct ConvolutionShape {
   static constexpr int kAlong = kTiling.across > 0 ? kTiling.threads / kAcross : 1;
   static constexpr Offset kRowTiles = (kRowStrips + kAcross - 1) / kAcross;
   static constexpr Offset kDownTiles = (kDownStrips + kAlong - 1) / kAlong;
-  static constexpr Offset kTiles = kRowTiles * kDownTiles * W::Outer::points();
   static constexpr int kTileRows = static_cast<int>(kDown.span(kAlong * kRows));
   static constexpr int kTileVectors = (kRow.stride * kOutputs * (kAcross - 1)) / kWidth + kVectors;
   using Tile = Pack<Value, kWidth>[kTileRows][kTileVectors];
@@ -98,7 +97,7 @@ template <class W> struct ConvolutionStrip : ConvolutionShape<W> {
     return line() >= 0 && line() + kSpan <= kDown.data && column() >= 0 && column() + kVectors * kWidth <= kRow.data;
   }
 
-  // A vector of the data; zeros outside.
+  // A vector of the data; zeros outside, which an infinite weight makes NaN, as in a library's padding.
   template <bool kTested> WS_INLINE Pack<Value, kWidth> vector(Offset line, Offset column) const {
     if (!kTested || (line >= 0 && line < kDown.data && column >= 0 && column < kRow.data))
       return window.load(at, channel, place, line, column);

@@ -1,5 +1,6 @@
 // Convolutions: the rows of data that a few rows of outputs need are brought into the first-level cache, widened, with the
-// padding around them; there every output walks its window without a test.
+// padding around them; there every output walks its window without a test. The padding is zeros, which an infinite weight makes
+// NaN, as in a library's.
 // The one idea: a row of data lies in as many rows as windows are apart (its columns 0, s, 2s, …, then 1, s + 1, …), so that
 // neighbouring outputs read neighbours whatever the stride, in vectors. A vector of outputs of several rows is made at once:
 // each weight is read once for all of them.
@@ -8,13 +9,14 @@
 //   kTiling              sizes, see below
 //   Value                type of sums
 //   kRow, kDown, Deep    Slide along the row and next to it, and Slides along the other dimensions
-//   Outer                Space of the outputs' axes but those of kRow and kDown
+//   Outer                Space of the outputs' axes but those of kRow and kDown, and the one along which outputs see the same
 //   Channels             Space of what is summed beside windows
 //   channel(c)           gets the coordinates of a channel
 //   deep(k, position)    gets elements and positions along Deep's dimensions
 //   see(position)        gets the position along kDown
 //   seen(j)              what lies at position j of the row
 //   weight(m, k, i)      the weight of element m along kDown and k along the row, for output i
+//   make(m)              gets the output along the axis on which outputs see the same by weights of their own; may be missing
 //   down(o)              gets the output along kDown
 //   store(i, e)          stores output i of a row, whose sum is `held->rows.sums(e)`
 #pragma once
@@ -23,6 +25,7 @@
 namespace ws {
 
 struct ConvolutionTiling {
+  long made, all_made;  // outputs at a time that see the same, and all of them
   long rows;            // of outputs at a time
   long block;           // of outputs of a row at a time
   bool weights_differ;  // whether neighbours along the row have weights of their own
@@ -55,11 +58,11 @@ template <class T, Slide kRow, Slide kDown, ConvolutionTiling kTiling> struct Co
   static constexpr long kColumns = detail::whole(kWidth + kRow.reach() / kRow.stride, kLanes);
   static constexpr long kWeights = kTiling.weights_differ ? kWidth : 1;
   alignas(64) T data[kDown.span(kTiling.rows)][kPhases][kColumns];
-  alignas(64) T sum[kTiling.rows][kWidth];
+  alignas(64) T sum[kTiling.made][kTiling.rows][kWidth];
   alignas(64) T weight[kDown.size][kRow.size][kWeights];
-  long output;  // whose sums are stored
+  long made, output;  // whose sums are stored
 
-  WS_INLINE T sums(long e) const { return sum[output][e]; }
+  WS_INLINE T sums(long e) const { return sum[made][output][e]; }
 };
 
 template <class W> struct ConvolutionBlocks {
@@ -68,8 +71,9 @@ template <class W> struct ConvolutionBlocks {
   static constexpr Slide kRow = W::kRow, kDown = W::kDown;
   static constexpr long kDownBlocks = (kDown.outputs + kTiling.rows - 1) / kTiling.rows;
   static constexpr long kRowBlocks = (kRow.outputs + kTiling.block - 1) / kTiling.block;
-  static constexpr int kAxis = W::Outer::kAxes;  // number of the coordinate of rows; that of blocks is the next
-  using Tiles = typename W::Outer::template With<kDownBlocks>::template With<kRowBlocks>;
+  static constexpr long kMadeBlocks = (kTiling.all_made + kTiling.made - 1) / kTiling.made;
+  static constexpr int kAxis = W::Outer::kAxes;  // number of the first coordinate of a block, of three
+  using Tiles = typename W::Outer::template With<kMadeBlocks>::template With<kDownBlocks>::template With<kRowBlocks>;
   using T = typename W::Value;
   // Rows of outputs whose sums are in registers at once.
   static constexpr int kTogether = kTiling.rows % 4 == 0 ? 4 : kTiling.rows % 2 == 0 ? 2 : 1;
@@ -108,7 +112,7 @@ template <class W> struct ConvolutionBlocks {
   }
 
   // Adds what a channel's windows come to, at one place along the other dimensions.
-  static WS_INLINE void add(W& nest, long first_output) {
+  static WS_INLINE void add(W& nest, long made, long first_output) {
     auto& rows = nest.held->rows;
     using Rows = std::remove_reference_t<decltype(rows)>;
     using V = typename detail::Vector<T>::type;
@@ -118,13 +122,13 @@ template <class W> struct ConvolutionBlocks {
       for (long e = 0; e < Rows::kWidth; e += Rows::kLanes) {
         V total[kTogether];
 #pragma GCC unroll 4
-        for (int g = 0; g < kTogether; ++g) total[g] = detail::vector_at(&rows.sum[o + g][e]);
+        for (int g = 0; g < kTogether; ++g) total[g] = detail::vector_at(&rows.sum[made][o + g][e]);
         if constexpr (kDown.size <= kLongestUnrolled && kDown.span(kTogether) <= 64)
           walk_down(rows, total, o, e);
         else
           walk_each(rows, total, o, e);
 #pragma GCC unroll 4
-        for (int g = 0; g < kTogether; ++g) detail::vector_at(&rows.sum[o + g][e]) = total[g];
+        for (int g = 0; g < kTogether; ++g) detail::vector_at(&rows.sum[made][o + g][e]) = total[g];
       }
   }
 
@@ -169,7 +173,7 @@ template <class W> struct ConvolutionBlocks {
 
   // The same at every place that windows have along the other dimensions, inside the data.
   template <int k = 0>
-  static WS_INLINE void add_all(W& nest, const long* at, long* element, long* position, long down, long begin) {
+  static WS_INLINE void add_all(W& nest, const long* at, long* element, long* position, long made, long down, long begin) {
     using Deep = typename W::Deep;
     if constexpr (k < Deep::kCount) {
       constexpr Slide kSlide = Deep::kSlide[k];
@@ -177,28 +181,39 @@ template <class W> struct ConvolutionBlocks {
         position[k] = (kSlide.axis < 0 ? 0 : kSlide.stride * at[kSlide.axis]) + kSlide.dilation * element[k] - kSlide.padding;
         if (kSlide.begins_before() && position[k] < 0) continue;
         if (kSlide.ends_behind() && position[k] >= kSlide.data) continue;
-        add_all<k + 1>(nest, at, element, position, down, begin);
+        add_all<k + 1>(nest, at, element, position, made, down, begin);
       }
     } else {
       if constexpr (requires { nest.deep(element, position); }) nest.deep(element, position);
       for (long row = 0; row < kDown.span(kTiling.rows); ++row)
         bring(nest, row, kDown.stride * down + row - kDown.padding, kRow.stride * begin - kRow.padding);
-      add(nest, begin);
+      each_made(nest, made, [&](long m) WS_BODY { add(nest, m, begin); });
     }
   }
 
-  static WS_INLINE void make(W& nest, const long* at, long down, long begin) {
+  // Calls `visit(m)` for the outputs from number `first` on that see the same.
+  template <class Visit> static WS_INLINE void each_made(W& nest, long first, const Visit& visit) {
+    for (long m = 0; m < kTiling.made && first + m < kTiling.all_made; ++m) {
+      if constexpr (requires { nest.make(0L); }) nest.make(first + m);
+      visit(m);
+    }
+  }
+
+  static WS_INLINE void make(W& nest, const long* at, long made, long down, long begin) {
     auto& rows = nest.held->rows;
-    fill_rows(rows.sum);
+    for (long m = 0; m < kTiling.made; ++m) fill_rows(rows.sum[m]);
     W::Channels::each([&](const long* channel, long) WS_BODY {
       if constexpr (requires { nest.channel(channel); }) nest.channel(channel);
       long element[W::Deep::kCount + 1], position[W::Deep::kCount + 1];
-      add_all(nest, at, element, position, down, begin);
+      add_all(nest, at, element, position, made, down, begin);
     });
-    for (rows.output = 0; rows.output < kTiling.rows && down + rows.output < kDown.outputs; ++rows.output) {
-      if constexpr (requires { nest.down(0L); }) nest.down(down + rows.output);
-      store_block(nest, begin, end_of_block<kRow.outputs, kTiling.block>(begin));
-    }
+    each_made(nest, made, [&](long m) WS_BODY {
+      rows.made = m;
+      for (rows.output = 0; rows.output < kTiling.rows && down + rows.output < kDown.outputs; ++rows.output) {
+        if constexpr (requires { nest.down(0L); }) nest.down(down + rows.output);
+        store_block(nest, begin, end_of_block<kRow.outputs, kTiling.block>(begin));
+      }
+    });
   }
   template <long kRows, long kWidth> static WS_INLINE void fill_rows(T (&sum)[kRows][kWidth]) {
     for (long o = 0; o < kRows; ++o)
@@ -213,7 +228,9 @@ template <class W> WS_INLINE void convolve(const W& nest) {
   Threads::run(nest, [&](W& own) WS_BODY {
     Threads::template share<typename Blocks::Tiles>([&](const long* at, long) WS_BODY {
       locate(own, at);
-      Blocks::make(own, at, at[Blocks::kAxis] * Blocks::kTiling.rows, at[Blocks::kAxis + 1] * Blocks::kTiling.block);
+      const long* block = at + Blocks::kAxis;
+      constexpr ConvolutionTiling kTiling = Blocks::kTiling;
+      Blocks::make(own, at, block[0] * kTiling.made, block[1] * kTiling.rows, block[2] * kTiling.block);
     });
   });
 }

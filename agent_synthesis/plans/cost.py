@@ -46,7 +46,7 @@ def of_group(plan: Plan, group: Group) -> analysis_pb2.Cost:
         return at_once(plan, group)
     cost = total(of_call(plan.index, node) for node in group.nodes)
     if plan.target == task_pb2.TARGET_CUDA:
-        moved = (layouts.converted_bytes, biases.added_bytes)
+        moved = (layouts.converted_bytes, layouts.repeated_bytes, biases.added_bytes)
         cost.extra_bytes = sum(of(plan.index, node) for of in moved for node in group.nodes)
     return cost
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import cast
 
 import pytest
@@ -69,6 +70,17 @@ def test_what_is_no_sum_of_products_of_floats_is_refused() -> None:
     assert empty == Refusal("a tensor is empty")
 
 
+@pytest.mark.parametrize("mode", ["circular", "reflect", "replicate"])
+def test_padding_of_another_mode_is_a_call_in_front(mode: str) -> None:
+    module, x = nn.Conv2d(6, 6, 3, padding=1, padding_mode=mode, groups=6), torch.randn(2, 6, 5, 7)
+    plan = moves.apply(plan_of(module, x), analysis_pb2.Move(kind=AUTHOR, group="conv2d"))
+    assert [group.engine for group in plan.groups] == ["library", "authored"]
+    named = dict(module.named_parameters())
+    values = {name: named.get(source.qualified_name, x).detach() for name, source in plan.index.sources.items()}
+    (found,) = interpreter.run_plan(plan, values)
+    torch.testing.assert_close(found.double(), module.double()(x.double()), rtol=1e-5, atol=1e-5)
+
+
 # ---- which are tried ---------------------------------------------------------------------------------
 
 
@@ -105,6 +117,17 @@ def test_a_convolution_is_the_librarys_until_a_move_makes_it_ours_and_its_neighb
     assert [group.schedule for group in plan.groups] == ["cpu_convolution"]
     plan = moves.apply(plan, analysis_pb2.Move(kind=analysis_pb2.MOVE_KIND_LIBRARY, group="silu"))
     assert len(plan.groups) == 3
+
+
+def test_ours_is_predicted_to_gain_on_a_gpu_where_the_librarys_is_far_from_the_floor() -> None:
+    x = torch.randn(2, 8, 12, 12)
+    plan = plan_of(nn.Conv2d(8, 8, 3, padding=1, groups=8, bias=False), x, target=CUDA)
+    library = cost.of_group(plan, plan.group("conv2d"))
+    assert library.extra_bytes == 2 * (library.write_bytes + 4 * x.numel())
+    (legal,) = (each for each in moves.legal(plan) if each.move.choice == "cuda_convolution")
+    assert (legal.before.extra_bytes, legal.after.extra_bytes) == (library.extra_bytes, 0)
+    dense = plan_of(nn.Conv2d(8, 8, 3, bias=False), x.contiguous(memory_format=torch.channels_last), target=CUDA)
+    assert cost.of_group(dense, dense.group("conv2d")).extra_bytes < library.extra_bytes
 
 
 def test_a_dense_convolution_is_no_move() -> None:
@@ -148,7 +171,7 @@ def test_the_cpu_computes_every_kind_in_every_way(compile_jobs: CompileJobs) -> 
         default = schedule.defaults(case.nest)
         variants = [default]
         if isinstance(default, ConvolutionSettings):
-            variants += [*schedule.alternatives(case.nest, default)[::2], replace(default, rows=3, block=5)]
+            variants += [*schedule.alternatives(case.nest, default)[::2], replace(default, made=3, rows=3, block=5)]
         for settings in variants:
             jobs.append(case.job(len(jobs), schedule, settings))
             cases.append(case)
@@ -219,6 +242,14 @@ def test_elements_that_do_not_lie_together_are_not_read_at_once() -> None:
         schedule.emit(nest, replace(schedule.defaults(nest), vector_width=4))
     with pytest.raises(IllegalMove, match="rows of"):
         schedule.emit(nest, replace(schedule.defaults(nest), rows=32))
+
+
+def test_the_generated_cuda_of_a_convolution_stays_as_it_was_read() -> None:
+    shapes = ((8, 64, 56, 56), (64, 1, 3, 3), (64,))
+    nest = nest_of(convolved("conv2d", padding=1, groups=64), *map(torch.empty, shapes))
+    schedule = CudaConvolution(H200)
+    golden = Path(__file__).parent.parent / "golden" / "conv2d_by_channel.cu"
+    assert schedule.emit(nest, schedule.defaults(nest)).text == golden.read_text()
 
 
 def test_offsets_beyond_31_bits_are_counted_in_64(compile_cuda: Callable[[Emission], str]) -> None:

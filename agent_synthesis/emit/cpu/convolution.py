@@ -25,6 +25,8 @@ _KEPT_BYTES = 256 << 10
 """What the rows that a thread keeps may take: a part of its second-level cache."""
 _NEAR_BYTES = 32 << 10
 """What they take by default: about the first-level cache."""
+_MADE = 8
+"""Outputs that share what is brought by default."""
 _BLOCK = 1024
 """Outputs of a row at once by default."""
 
@@ -41,25 +43,30 @@ class CpuConvolution:
         found = convolution.convolution(nest)
         if found is None or not convolution.is_hopeful(nest) or not iteration_space.is_safe_in_place(nest):
             return False
-        return _kept_bytes(found, 1, min(_BLOCK, found.row.outputs)) <= _KEPT_BYTES
+        return _kept_bytes(found, 1, 1, min(_BLOCK, found.row.outputs)) <= _KEPT_BYTES
 
     def defaults(self, nest: Nest) -> ConvolutionSettings:
-        """Whole rows, as many as stay in the first-level cache."""
+        """Whole rows, as many as stay in the first-level cache; what is brought serves a few outputs that see it."""
         found = _found(nest)
         block, rows = min(_BLOCK, found.row.outputs), 1
+        made = min(_MADE, found.made.extent) if found.made else 1
         most = min((found.down or STILL).outputs, 64)
-        while rows * 2 <= most and _kept_bytes(found, rows * 2, block) <= _NEAR_BYTES:
+        while rows * 2 <= most and _kept_bytes(found, 1, rows * 2, block) <= _NEAR_BYTES:
             rows *= 2
-        return ConvolutionSettings(rows, block, cpu_function.default_threads(nest))
+        while made > 1 and _kept_bytes(found, made, rows, block) > _KEPT_BYTES:
+            made //= 2
+        return ConvolutionSettings(made, rows, block, cpu_function.default_threads(nest))
 
     def alternatives(self, nest: Nest, current: ConvolutionSettings) -> Sequence[ConvolutionSettings]:
         """One change away."""
         found = _found(nest)
-        most = (found.down or STILL).outputs
-        changes = [
-            each for each in current.one_change_away() if each.rows < 2 * most and each.block < 2 * found.row.outputs
-        ]
-        return [each for each in changes if _kept_bytes(found, each.rows, each.block) <= _KEPT_BYTES]
+        most = ((found.made.extent if found.made else 1), (found.down or STILL).outputs, found.row.outputs)
+        changes = (
+            each
+            for each in current.one_change_away()
+            if all(some < 2 * all_ for some, all_ in zip((each.made, each.rows, each.block), most, strict=True))
+        )
+        return [each for each in changes if _kept_bytes(found, each.made, each.rows, each.block) <= _KEPT_BYTES]
 
     def footprint(self, nest: Nest, settings: ConvolutionSettings) -> Footprint:
         """Plain stores read each line of an output before they write it."""
@@ -70,8 +77,9 @@ class CpuConvolution:
     def emit(self, nest: Nest, settings: ConvolutionSettings) -> Emission:
         """One function."""
         found = _found(nest)
-        if settings.rows < 1 or settings.block < 1 or _kept_bytes(found, settings.rows, settings.block) > _KEPT_BYTES:
-            raise IllegalMove(f"{nest.name}: {settings.rows} rows of {settings.block} outputs do not stay in the cache")
+        made, rows, block = settings.made, settings.rows, settings.block
+        if min(made, rows, block) < 1 or _kept_bytes(found, made, rows, block) > _KEPT_BYTES:
+            raise IllegalMove(f"{nest.name}: {made} x {rows} rows of {block} outputs do not stay in the cache")
         return convolution_text.emission(nest, found, function_text.header(nest, self.name, settings), settings)
 
 
@@ -81,9 +89,10 @@ def _found(nest: Nest) -> Convolution:
     return found
 
 
-def _kept_bytes(found: Convolution, rows: int, block: int) -> int:
+def _kept_bytes(found: Convolution, made: int, rows: int, block: int) -> int:
     """Bytes of rows of data, sums and weights."""
     row, down = found.row, found.down or STILL
+    made = min(made, found.made.extent) if found.made else 1
     rows, block = min(rows, down.outputs), min(block, row.outputs)
     weights = down.size * row.size * (block if found.weight_varies_along_row else 1)
-    return found.reduction.type.compute.size_bytes * (down.span(rows) * row.span(block) + rows * block + weights)
+    return found.reduction.type.compute.size_bytes * (down.span(rows) * row.span(block) + made * rows * block + weights)

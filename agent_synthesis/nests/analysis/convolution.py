@@ -67,6 +67,12 @@ class Convolution:
         return [axis for axis in self.nest.parallel if axis.name not in gone]
 
     @property
+    def made(self) -> Axis | None:
+        """An axis of outputs that see the same by weights of their own, without the row's."""
+        own = axes_of(self.weight) - axes_of(self.seen)
+        return next((axis for axis in reversed(self.others) if axis.name in own), None)
+
+    @property
     def weight_varies_along_row(self) -> bool:
         """Whether neighbouring outputs of a row have weights of their own."""
         return self.row.output is not None and self.row.output.name in axes_of(self.weight)
