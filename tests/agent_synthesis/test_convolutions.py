@@ -9,6 +9,7 @@ from typing import cast
 
 import pytest
 import torch
+import torch.nn.functional as F
 from convolutions import (
     BY_CHANNEL,
     EVERY,
@@ -128,6 +129,22 @@ def test_ours_is_predicted_to_gain_on_a_gpu_where_the_librarys_is_far_from_the_f
     assert (legal.before.extra_bytes, legal.after.extra_bytes) == (library.extra_bytes, 0)
     dense = plan_of(nn.Conv2d(8, 8, 3, bias=False), x.contiguous(memory_format=torch.channels_last), target=CUDA)
     assert cost.of_group(dense, dense.group("conv2d")).extra_bytes < library.extra_bytes
+
+
+def test_a_window_too_long_for_registers_is_walked_by_each_output() -> None:
+    shapes = (2, 8, 400), (8, 1, 120)
+    nest = nest_of(convolved("conv1d", groups=8), *(torch.empty(shape, device="meta") for shape in shapes))
+    assert [each.name for each in schedules_for(CUDA, nest)] == ["cuda_window"]
+    assert [each.name for each in schedules_for(CPU, nest)] == ["cpu_convolution"]
+
+
+def test_two_convolutions_are_two_kernels() -> None:
+    def both(x: torch.Tensor, first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+        return F.conv1d(x, first, groups=8) + F.conv1d(x, second, groups=8)
+
+    nest = nest_of(both, torch.empty(2, 8, 20), torch.empty(8, 1, 3), torch.empty(8, 1, 3))
+    assert not schedules_for(CUDA, nest)
+    assert not schedules_for(CPU, nest)
 
 
 def test_a_dense_convolution_is_no_move() -> None:

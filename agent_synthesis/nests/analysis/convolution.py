@@ -8,7 +8,7 @@ once, with padding around it, and every output walks its window there. Nothing h
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from agent_synthesis.nests import iteration_space, sliding_window
@@ -18,7 +18,6 @@ from agent_synthesis.nests.ir import (
     AxisValue,
     Call,
     Expression,
-    Index,
     Load,
     Nest,
     Reduction,
@@ -99,6 +98,11 @@ def is_hopeful(nest: Nest) -> bool:
     return True
 
 
+def is_one_left(nest: Nest, taken: Callable[[Nest], bool]) -> bool:
+    """Whether it is one convolution, worth a try, that a schedule for those does not take; several walk apart."""
+    return len(nest.reductions) == 1 and is_hopeful(nest) and not taken(nest)
+
+
 @remembered
 def convolution(nest: Nest) -> Convolution | None:
     """The nest as one convolution; None where it has another form, or indices that no slides describe."""
@@ -111,11 +115,12 @@ def convolution(nest: Nest) -> Convolution | None:
         return None
     moving = {axis.name for slide in found for axis in (slide.output, slide.element) if axis}
     seen, weight = factors(window)
-    indices = {index: sliding_window.in_positions(index, found) for index in _indices(seen)}
-    if None in indices.values() or axes_of(weight) & {slide.output.name for slide in found if slide.output}:
+    alone = replace(simple, stores=(), reductions=(Reduction(window.name, "sum", seen, window.type),))
+    moved = {index: sliding_window.in_positions(index, found) for index in iteration_space.indices(alone)}
+    if None in moved.values() or axes_of(weight) & {slide.output.name for slide in found if slide.output}:
         return None
     row, outer = sliding_window.row_and_others(simple, found)
-    placed = _reindexed(seen, {index: moved or index for index, moved in indices.items()})
+    placed = iteration_space.reindexed(alone, lambda index: moved[index] or index, (), ()).reductions[0].value
     value = Call("mul", (placed, weight), window.type)
     reduction = Reduction(window.name, "sum", value, window.type)
     added = tuple(Axis(slide.position, slide.data) for slide in found)
@@ -134,17 +139,5 @@ def factors(window: Windowed) -> tuple[Expression, Expression]:
 
 def axes_of(expression: Expression) -> frozenset[str]:
     """Axes that a value depends on."""
-    return frozenset(axis for index in _indices(expression) for axis in index.axes())
-
-
-def _indices(expression: Expression) -> list[Index]:
-    return [part.index for part in Interner().parts([expression]).values() if isinstance(part, Load | AxisValue)]
-
-
-def _reindexed(expression: Expression, indices: Mapping[Index, Index]) -> Expression:
-    match expression:
-        case Load(_, index, _) | AxisValue(index, _):
-            return replace(expression, index=indices[index])
-        case Call(_, arguments, _):
-            return replace(expression, arguments=tuple(_reindexed(part, indices) for part in arguments))
-    return expression
+    parts = Interner().parts([expression]).values()
+    return frozenset(axis for part in parts if isinstance(part, Load | AxisValue) for axis in part.index.axes())

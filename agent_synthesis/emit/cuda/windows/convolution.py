@@ -34,14 +34,16 @@ class CudaConvolution(CudaSchedule):
     settings = ConvolutionSettings
 
     def accepts(self, nest: Nest) -> bool:
-        """Convolutions that memory bounds rather than arithmetic."""
+        """Convolutions that memory bounds rather than arithmetic, of windows whose row fits in registers."""
         found = convolution.convolution(nest)
-        return found is not None and convolution.is_hopeful(nest) and iteration_space.is_safe_in_place(nest)
+        if found is None or not convolution.is_hopeful(nest) or not iteration_space.is_safe_in_place(nest):
+            return False
+        return bool(geometry.legal([self._least()], lambda settings: self._require(nest, settings)))
 
     def defaults(self, nest: Nest) -> ConvolutionSettings:
         """Strips as wide as a vector and of a few rows, where they leave an SM enough of them."""
-        least = ConvolutionSettings(dependent_launch=self.pdl[0])
-        return geometry.first_legal(self._guesses(_found(nest)), lambda settings: self._require(nest, settings), least)
+        guesses = self._guesses(_found(nest))
+        return geometry.first_legal(guesses, lambda settings: self._require(nest, settings), self._least())
 
     def alternatives(self, nest: Nest, current: ConvolutionSettings) -> Sequence[ConvolutionSettings]:
         """One change away."""
@@ -60,6 +62,9 @@ class CudaConvolution(CudaSchedule):
         return geometry.one_kernel(
             nest, lines, _HEADERS, grid=strips.blocks, threads=settings.threads, dependent=settings.dependent_launch
         )
+
+    def _least(self) -> ConvolutionSettings:
+        return ConvolutionSettings(dependent_launch=self.pdl[0])
 
     def _guesses(self, found: Convolution) -> Iterator[ConvolutionSettings]:
         """Settings from the best guess to the safest."""

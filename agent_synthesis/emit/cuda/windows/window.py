@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from agent_synthesis.emit import function_text
 from agent_synthesis.emit.cuda import geometry
 from agent_synthesis.emit.cuda.schedule import CudaSchedule
+from agent_synthesis.emit.cuda.windows.convolution import CudaConvolution
 from agent_synthesis.emit.cuda.windows.window_text import Layout, WindowSettings, by_columns, by_outputs
 from agent_synthesis.emit.window_loops import Reuse
 from agent_synthesis.nests import iteration_space, sliding_window
@@ -40,8 +41,8 @@ class CudaWindow(CudaSchedule):
     settings = WindowSettings
 
     def accepts(self, nest: Nest) -> bool:
-        """Reductions over sliding windows, stored once for each output; convolutions where no other schedule does."""
-        if convolution.convolves(nest) and (convolution.convolution(nest) or not convolution.is_hopeful(nest)):
+        """Reductions over sliding windows, stored for each output; convolutions that `cuda_convolution` leaves."""
+        if convolution.convolves(nest) and not convolution.is_one_left(nest, CudaConvolution(self.hardware).accepts):
             return False
         return sliding_window.is_window(iteration_space.simplified(nest))
 
