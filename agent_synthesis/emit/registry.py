@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from agent_synthesis.emit.cpu.column_reduction import CpuColumnReduction
+from agent_synthesis.emit.cpu.convolution import CpuConvolution
 from agent_synthesis.emit.cpu.pointwise import CpuPointwise
 from agent_synthesis.emit.cpu.row_reduction import CpuRowReduction
 from agent_synthesis.emit.cpu.scan import CpuScan
@@ -30,6 +31,7 @@ from agent_synthesis.emit.cuda.rows.row_reduction import CudaRowReduction
 from agent_synthesis.emit.cuda.scans.scan import CudaScan
 from agent_synthesis.emit.cuda.schedule import CudaSchedule
 from agent_synthesis.emit.cuda.transposes.transpose import CudaTranspose
+from agent_synthesis.emit.cuda.windows.convolution import CudaConvolution
 from agent_synthesis.emit.cuda.windows.window import CudaWindow
 from agent_synthesis.nests.ir import Nest
 from agent_synthesis.nests.product import multiplies_matrices
@@ -45,8 +47,8 @@ INCLUDE_DIRECTORY = Path(__file__).parent.parent / "include"
 """Where the headers that emissions name are."""
 
 _CPU = (
-    Offered(CpuPointwise()), Offered(CpuScan()), Offered(CpuWindow()), Offered(CpuColumnReduction()),
-    Offered(CpuRowReduction()),
+    Offered(CpuPointwise()), Offered(CpuScan()), Offered(CpuWindow()), Offered(CpuConvolution()),
+    Offered(CpuColumnReduction()), Offered(CpuRowReduction()),
 )  # fmt: skip
 
 
@@ -67,10 +69,10 @@ def _cuda(card: Hardware) -> tuple[Offered, ...]:
     """Of products, the first two take what gains by it."""
     return (
         Offered(CudaPieces(card, schedules_of_pieces(card))), *_pointwise(card), Offered(CudaScan(card)),
-        Offered(CudaWindow(card)), *_reductions(card), Offered(CudaStreamedProduct(card)),
-        Offered(CudaConvertedProduct(card)), Offered(CudaProduct(card)), Offered(CudaSmallProduct(card)),
-        Offered(CudaReducedProduct(card)), Offered(CudaNormalizedProduct(card)), Offered(CudaAttention(card)),
-        Offered(CudaRecurrent(card)),
+        Offered(CudaWindow(card)), Offered(CudaConvolution(card)), *_reductions(card),
+        Offered(CudaStreamedProduct(card)), Offered(CudaConvertedProduct(card)), Offered(CudaProduct(card)),
+        Offered(CudaSmallProduct(card)), Offered(CudaReducedProduct(card)), Offered(CudaNormalizedProduct(card)),
+        Offered(CudaAttention(card)), Offered(CudaRecurrent(card)),
     )  # fmt: skip
 
 

@@ -15,6 +15,7 @@ import torch
 
 from agent_synthesis.graphs.graph_index import GraphIndex
 from agent_synthesis.lowering import (
+    convolution_handlers,
     extremes_handlers,
     lookups_handlers,
     pointwise_handlers,
@@ -34,6 +35,7 @@ from warpsmith.errors import BadInput
 from warpsmith.graphs import aten, dtypes
 
 _FAMILIES = (
+    convolution_handlers,
     extremes_handlers,
     lookups_handlers,
     pointwise_handlers,

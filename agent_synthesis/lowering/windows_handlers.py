@@ -33,8 +33,8 @@ from agent_synthesis.nests.symbolic import (
 
 
 @dataclass(frozen=True)
-class _Window:
-    """One dimension of a pooling: the elements that output `o` looks at are `o · stride + k · dilation − padding`."""
+class Window:
+    """One dimension that windows slide over: output `o` looks at the elements `o · stride + k · dilation − padding`."""
 
     data: int
     """Extent of the data along the dimension."""
@@ -49,11 +49,20 @@ class _Window:
         """The position of an element of the window."""
         return output.scaled(self.stride) + element.scaled(self.dilation).shifted(-self.padding)
 
+    @property
+    def weights(self) -> int:
+        """Elements of what weights the window's."""
+        return self.size
+
+    def weight_at(self, _: Index, element: Index) -> Index:
+        """Which of them weights an element."""
+        return element
+
 
 class _Pooling:
     """Windows over the last dimensions of a tensor; results have the outputs' extents there."""
 
-    def __init__(self, value: Symbol, windows: Sequence[_Window]) -> None:
+    def __init__(self, value: Symbol, windows: Sequence[Window]) -> None:
         self.value = value
         self.windows = windows
         self._lead = len(value.shape) - len(windows)
@@ -160,7 +169,7 @@ def _pooling(
     if not value.type.is_float:
         raise Refused(f"pooling of {value.type.value} is not lowered")
     return _Pooling(
-        value, [_Window(*each) for each in zip(data, outputs, sizes, strides, dilations, paddings, strict=True)]
+        value, [Window(*each) for each in zip(data, outputs, sizes, strides, dilations, paddings, strict=True)]
     )
 
 

@@ -318,6 +318,8 @@ class Windowed(Reduction):
 
     positions: tuple[Bound, ...] = ()
     """Where an element lies along each dimension of the window: stride, dilation and padding in one index."""
+    is_weighted: bool = False
+    """Whether `value` is a product of what is seen and of a weight, in this order: a convolution."""
 
 
 @dataclass(frozen=True)
@@ -420,18 +422,19 @@ def with_value(reduction: Reduction, value: Expression, change: Callable[[Index]
 
 
 def bounds_inside(index: Index, positions: Sequence[Bound], extents: Mapping[str, int]) -> tuple[int, int]:
-    """Least and greatest value of an index where all positions are inside."""
-    low = high = 0
-    for position in positions:
-        for atom, step in position.index.terms:
-            times, rest = divmod(dict(index.terms).get(atom, 0), step)
-            if times and not rest:
-                index = index + position.index.scaled(-times)
-                ends = (0, times * (position.extent - 1))
-                low, high = low + min(ends), high + max(ends)
-                break
-    rest_low, rest_high = index.bounds(extents)
-    return low + rest_low, high + rest_high
+    """Least and greatest value of an index where all positions are inside: of the index itself, or of a multiple of a
+    position and of the rest, whichever is narrower."""
+    if not positions:
+        return index.bounds(extents)
+    position, others = positions[0], positions[1:]
+    low, high = bounds_inside(index, others, extents)
+    for atom, step in position.index.terms:
+        times, rest = divmod(dict(index.terms).get(atom, 0), step)
+        if times and not rest:
+            ends = (0, times * (position.extent - 1))
+            without = bounds_inside(index + position.index.scaled(-times), others, extents)
+            return max(low, without[0] + min(ends)), min(high, without[1] + max(ends))
+    return low, high
 
 
 def needs_int64(buffer: BufferRef) -> bool:

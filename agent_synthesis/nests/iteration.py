@@ -276,7 +276,7 @@ class _Attempt:
         value = self._resolved(ref.fold.body(ref.indices, folded))
         if isinstance(ref.fold, Sliding):
             positions = ref.fold.positions(ref.indices, folded)
-            return Windowed("", ref.fold.operation, value, ref.fold.type, positions)
+            return Windowed("", ref.fold.operation, value, ref.fold.type, positions, ref.fold.is_weighted)
         if isinstance(ref.fold, Attending):
             f = ref.fold
             return Attended("", "attend", value, f.type, f.depth, f.query_stride, f.key_stride, f.scale)

@@ -24,6 +24,7 @@ from agent_synthesis.nests.ir import (
     Reduction,
     Store,
     Type,
+    Windowed,
 )
 
 MOST_LAYER_AXES = 8
@@ -121,13 +122,16 @@ class MatrixProduct:
 
 
 def multiplies_matrices(nest: Nest) -> bool:
-    """Whether some reduction sums products of factors that vary with different parallel axes; attention always does."""
+    """Whether some reduction sums products of factors that vary with different parallel axes; attention always does.
+
+    A convolution does not: its windows overlap, so that its data is no matrix in memory.
+    """
     parallel = {axis.name for axis in nest.parallel}
     for reduction in nest.reductions:
         if reduction.operation == "attend" or isinstance(reduction, Multiplied):
             return True
         match reduction.value:
-            case Call("mul", factors, _):
+            case Call("mul", factors, _) if not isinstance(reduction, Windowed):
                 left, right = (_axes(factor) & parallel for factor in factors)
                 if left - right and right - left:
                     return True

@@ -66,6 +66,10 @@ class Slide:
         return (outputs - 1) * self.stride + self.reach + 1
 
 
+STILL = Slide("", 1, None, None, 1, 1, 0)
+"""Stands for a dimension that is not there."""
+
+
 @dataclass(frozen=True)
 class Tiling:
     """A nest whose windows can be reduced along columns first and along rows then."""
@@ -89,19 +93,11 @@ def is_window(nest: Nest) -> bool:
     """Whether it is a reduction over sliding windows that a window schedule can run."""
     return (
         bool(nest.windows)
-        and all(_is_left_in_a_loop(nest, bound) for window in nest.windows for bound in window.positions)
         and all(reduction.operation in ("max", "min", "sum") for reduction in nest.reductions)
         and not nest.scans
         and not any(nest.is_element_store(store) for store in nest.stores)
         and iteration_space.is_safe_in_place(nest)
     )
-
-
-def _is_left_in_a_loop(nest: Nest, bound: Bound) -> bool:
-    """Whether a position that may be outside moves with an element of the window."""
-    low, high = bound.index.bounds(nest.extents)
-    within = low >= 0 and high < bound.extent
-    return within or bool(bound.index.axes() & {axis.name for axis in nest.reduced})
 
 
 def tiling(nest: Nest) -> Tiling | None:
@@ -111,23 +107,33 @@ def tiling(nest: Nest) -> Tiling | None:
     dependent = any(isinstance(part, Reduced) for r in nest.reductions for part in walk(r.value))
     if not uniform or dependent or not nest.parallel:
         return None
-    slides = [_slide(nest, bound, name) for bound, name in zip(reversed(positions), POSITIONS, strict=False)]
-    found = [slide for slide in reversed(slides) if slide is not None]
-    covered = {axis.name for slide in found if (axis := slide.element)}
-    if len(found) != len(positions) or covered != {axis.name for axis in nest.reduced if axis.extent > 1}:
+    found = slides(nest, nest.windows[0])
+    covered = {axis.name for slide in found or () if (axis := slide.element)}
+    if found is None or covered != {axis.name for axis in nest.reduced if axis.extent > 1}:
         return None
-    inner = nest.parallel[-1]
-    row = next((slide for slide in found if slide.output and slide.output.name == inner.name), None)
-    outer = tuple(slide for slide in found if slide is not row)
-    if row is None:
-        row = Slide(inner.name, inner.extent, inner, None, 1, 1, 0)
-    moved = {index: _moved(index, found) for index in iteration_space.indices(replace(nest, stores=()))}
+    row, outer = row_and_others(nest, found)
+    moved = {index: in_positions(index, found) for index in iteration_space.indices(replace(nest, stores=()))}
     if None in moved.values():
         return None
     values = iteration_space.reindexed(replace(nest, stores=()), lambda index: moved[index] or index, (), ()).reductions
     reductions = tuple(Reduction(r.name, r.operation, r.value, r.type) for r in values)
     added = tuple(Axis(slide.position, slide.data) for slide in found)
     return Tiling(replace(nest, parallel=nest.parallel + added, reductions=reductions), outer, row)
+
+
+def slides(nest: Nest, window: Windowed) -> list[Slide] | None:
+    """How a window moves over each dimension of its data, outermost first; None where a position mixes several axes."""
+    positions = zip(reversed(window.positions), POSITIONS, strict=False)
+    found = [slide for bound, name in positions if (slide := _slide(nest, bound, name)) is not None]
+    return found[::-1] if len(found) == len(window.positions) else None
+
+
+def row_and_others(nest: Nest, found: Sequence[Slide]) -> tuple[Slide, tuple[Slide, ...]]:
+    """The slide along the innermost output axis, of one element where no window slides there, and the others."""
+    inner = nest.parallel[-1]
+    row = next((slide for slide in found if slide.output and slide.output.name == inner.name), None)
+    others = tuple(slide for slide in found if slide is not row)
+    return row or Slide(inner.name, inner.extent, inner, None, 1, 1, 0), others
 
 
 def _slide(nest: Nest, bound: Bound, name: str) -> Slide | None:
@@ -147,7 +153,7 @@ def _slide(nest: Nest, bound: Bound, name: str) -> Slide | None:
     )  # fmt: skip
 
 
-def _moved(index: Index, slides: Sequence[Slide]) -> Index | None:
+def in_positions(index: Index, slides: Sequence[Slide]) -> Index | None:
     """The index with output and window axes replaced by positions; None where it depends on them otherwise."""
     for slide in slides:
         outputs = index.coefficient(slide.output.name) if slide.output else None

@@ -112,6 +112,8 @@ class Sliding(Fold):
     """A fold over a window of a larger tensor; `positions` says, as `body` does, where an element lies in it."""
 
     positions: Callable[[Indices, Indices], tuple[Bound, ...]]
+    is_weighted: bool = False
+    """Whether `body` gives products of what is seen and of a weight."""
 
 
 @dataclass(frozen=True)

@@ -50,6 +50,9 @@ def verify(nest: Nest) -> Nest:
         _require(reduction.operation in operations, nest, f"unknown reduction {reduction.operation}")
         _require(reduction.name not in known, nest, f"reduction {reduction.name} is made twice")
         positions = reduction.positions if isinstance(reduction, Windowed) else ()
+        if isinstance(reduction, Windowed) and reduction.is_weighted:
+            product = isinstance(reduction.value, Call) and reduction.value.operation == "mul"
+            _require(product and reduction.operation == "sum", nest, f"{reduction.name} weights, and sums no products")
         for value in _values(nest, reduction):
             _verify_expression(nest, value, known, set(names), positions)
         known[reduction.name] = reduction.result

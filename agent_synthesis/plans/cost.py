@@ -13,6 +13,7 @@ from agent_synthesis.graphs import biases, layouts
 from agent_synthesis.graphs.einsum import MOST_OPERANDS, Einsum, Order
 from agent_synthesis.graphs.graph_index import GraphIndex, byte_count
 from agent_synthesis.lowering.groups import lower
+from agent_synthesis.nests.analysis.convolution import convolves
 from agent_synthesis.nests.attention import attention_of
 from agent_synthesis.nests.ir import Call, Expression, Index, Load, Memory, Nest
 from agent_synthesis.nests.product import elements_and_rows, matrix_product
@@ -45,7 +46,7 @@ def of_group(plan: Plan, group: Group) -> analysis_pb2.Cost:
         return at_once(plan, group)
     cost = total(of_call(plan.index, node) for node in group.nodes)
     if plan.target == task_pb2.TARGET_CUDA:
-        moved = (layouts.converted_bytes, biases.added_bytes)
+        moved = (layouts.converted_bytes, layouts.repeated_bytes, biases.added_bytes)
         cost.extra_bytes = sum(of(plan.index, node) for of in moved for node in group.nodes)
     return cost
 
@@ -172,7 +173,8 @@ def of_nest(nest: Nest) -> analysis_pb2.Cost:
             launch_count=1,
             parallel_count=nest.row_count,
         )
-    element_values = [r.value for r in nest.reductions]
+    product_flops = 2 * points if convolves(nest) else 0
+    element_values = [r.value for r in nest.reductions if not product_flops]
     element_values += [s.value for s in nest.stores if nest.is_element_store(s)]
     row_values = [s.value for s in nest.stores if not nest.is_element_store(s)]
     operations = points * (_calls(element_values) + len(nest.reductions)) + nest.row_count * _calls(row_values)
@@ -180,6 +182,7 @@ def of_nest(nest: Nest) -> analysis_pb2.Cost:
         read_bytes=read,
         write_bytes=write,
         operation_count=operations,
+        product_flop_count=product_flops,
         launch_count=1,
         parallel_count=nest.row_count,
     )

@@ -17,6 +17,7 @@ from agent_synthesis.graphs import biases, splits
 from agent_synthesis.graphs.graph_index import byte_count
 from agent_synthesis.lowering.groups import Refusal, lower
 from agent_synthesis.nests import iteration_space, passes
+from agent_synthesis.nests.analysis.convolution import convolves
 from agent_synthesis.nests.analysis.pieces import pieces
 from agent_synthesis.nests.analysis.transposition import SECTOR_BYTES, across_bytes
 from agent_synthesis.nests.ir import Nest
@@ -241,7 +242,7 @@ def _tried(plan: Plan, group: Group, other: Group, way: Way) -> Plan:
         if index.is_overwritten(node):
             raise IllegalMove(f"the result of {node} is written in place: computed again it would be the old one")
         if _multiplies(plan, node):
-            raise IllegalMove(f"{node} is a matrix product, which is not worth computing twice")
+            raise IllegalMove(f"{node} multiplies matrices or windows, which is not worth computing twice")
     removed = (group.name, other.name) if way == "moved" else (group.name,)
     return plan.replaced(removed, [replace(group, nodes=nodes, recomputed=recomputed, engine="authored")])
 
@@ -249,7 +250,7 @@ def _tried(plan: Plan, group: Group, other: Group, way: Way) -> Plan:
 def _multiplies(plan: Plan, node: str) -> bool:
     results = plan.index.results(node)
     nest = lower(plan.index, (node,), tuple(results[:1])) if results else None
-    return isinstance(nest, Nest) and multiplies_matrices(nest)
+    return isinstance(nest, Nest) and (multiplies_matrices(nest) or convolves(nest))
 
 
 def rescheduled(plan: Plan, name: str) -> Plan:

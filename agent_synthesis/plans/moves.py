@@ -3,7 +3,7 @@
     author(group, choice=schedule)     the group becomes a kernel of ours ("" takes the first schedule that
                                        fits)
     author("*", choice)                every library group that can be is in a kernel of ours, each as large as it goes;
-                                       "beside_products": matrix products stay calls
+                                       "beside_products": products and convolutions stay calls
     fuse(group, choice=other)          a producer is computed inside the group, or a sibling beside it, which reads what
                                        it reads; "*" takes in all producers that can be
     layout("*", choice=channels_last)  convolutions and what follows them are channels-last, see `layout`; before any

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
 
+from agent_synthesis.nests.analysis.convolution import convolves, is_hopeful
 from agent_synthesis.nests.ir import Nest
 from agent_synthesis.nests.product import multiplies_matrices
 from agent_synthesis.plans import cost, fusion
@@ -25,8 +26,8 @@ LEAST_KERNELS = 3
 MOST_POINTS = 64
 """Counters that one kernel updates: each is an argument of it."""
 CHOICES: Mapping[str, str] = {
-    "beside_products": "computes all but matrix products in kernels of our own, each as large as it goes",
-    "": "computes all that can be in kernels of our own, matrix products too, each as large as it goes",
+    "beside_products": "computes all but products and convolutions in kernels of our own, each as large as it goes",
+    "": "computes all that can be in kernels of our own, products and convolutions too, each as large as it goes",
 }
 """Choices of such a move, and what it does."""
 
@@ -130,4 +131,4 @@ def _is_point(plan: Plan, group: Group) -> bool:
 
 def _multiplies(plan: Plan, group: Group) -> bool:
     nest = plan.nest(group)
-    return isinstance(nest, Nest) and multiplies_matrices(nest)
+    return isinstance(nest, Nest) and (multiplies_matrices(nest) or (convolves(nest) and is_hopeful(nest)))

@@ -44,8 +44,8 @@ class Network(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.convolutions = nn.ModuleList(nn.Conv2d(4, 4, 3, padding=1) for _ in range(3))
-        self.norms = nn.ModuleList(nn.BatchNorm2d(4) for _ in range(3))
+        self.convolutions = nn.ModuleList(nn.Conv2d(24, 24, 3, padding=1) for _ in range(3))
+        self.norms = nn.ModuleList(nn.BatchNorm2d(24) for _ in range(3))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         for convolution, norm in zip(self.convolutions, self.norms, strict=True):
@@ -53,7 +53,7 @@ class Network(nn.Module):
         return x.mean((2, 3))
 
 
-MODULES = [(Transformer(), (16, 32)), (Network().eval(), (2, 4, 8, 8)), (Network().train(), (2, 4, 8, 8))]
+MODULES = [(Transformer(), (16, 32)), (Network().eval(), (2, 24, 8, 8)), (Network().train(), (2, 24, 8, 8))]
 
 
 def move(choice: str = "") -> analysis_pb2.Move:
@@ -158,15 +158,19 @@ def test_convolutions_stay_calls() -> None:
 
 def test_beside_convolutions_one_kernel_is_a_whole_plan() -> None:
     """The layout may come before it, which no chain of moves says."""
-    plan = moves.apply(zero(nn.Sequential(nn.Conv2d(4, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 3)), (2, 4, 8, 8)), move())
+    plan = moves.apply(
+        zero(nn.Sequential(nn.Conv2d(24, 32, 3), nn.ReLU(), nn.Conv2d(32, 24, 3)), (2, 24, 8, 8)), move()
+    )
     assert [group.name for group in plan.groups if group.engine == "authored"] == ["relu", "conv2d_1"]
 
 
 def test_a_choice_that_says_the_same_as_another_is_not_offered() -> None:
-    convolutions = nn.Sequential(nn.Conv2d(4, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 3)), (2, 4, 8, 8)
-    one = nn.Sequential(nn.Conv2d(4, 8, 3), nn.ReLU()), (2, 4, 8, 8)
+    dense = nn.Sequential(nn.Conv2d(24, 32, 3), nn.ReLU(), nn.Conv2d(32, 24, 3)), (2, 24, 8, 8)
+    one = nn.Sequential(nn.Conv2d(24, 32, 3), nn.ReLU()), (2, 24, 8, 8)
+    few = nn.Sequential(nn.Conv2d(4, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 3)), (2, 4, 8, 8)
+    both = ["beside_products", ""]
     for (module, shape), expected in (
-        (convolutions, ["beside_products"]), (one, ["beside_products"]), (MODULES[0], ["beside_products", ""]),
+        (dense, ["beside_products"]), (one, ["beside_products"]), (few, both), (MODULES[0], both),
     ):  # fmt: skip
         legal = [each.move for each in moves.legal(zero(module, shape))]
         assert [each.choice for each in legal if each == move(each.choice)] == expected
@@ -229,7 +233,7 @@ def test_what_is_in_kernels_already_stays_as_it_is() -> None:
 def test_counters_of_all_norms_are_one_kernel() -> None:
     module = Network().train()
     for choice in whole.CHOICES:
-        plan = moves.apply(zero(module, (2, 4, 8, 8)), move(choice))
+        plan = moves.apply(zero(module, (2, 24, 8, 8)), move(choice))
         counting = [group for group in plan.groups if "add_.Tensor" in str(plan.index.nodes[group.nodes[0]].target)]
         (one,) = [group for group in counting if not plan.outputs(group)]
         assert len(one.nodes) == 3

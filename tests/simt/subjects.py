@@ -18,6 +18,7 @@ from agent_synthesis.emit.cuda.pointwise import CudaPointwise
 from agent_synthesis.emit.cuda.rows.row_reduction import CudaRowReduction
 from agent_synthesis.emit.cuda.scans.scan import CudaScan
 from agent_synthesis.emit.cuda.transposes.transpose import CudaTranspose
+from agent_synthesis.emit.cuda.windows.convolution import CudaConvolution
 from agent_synthesis.emit.cuda.windows.window import CudaWindow
 from agent_synthesis.emit.registry import schedules_of_pieces
 from agent_synthesis.nests.ir import (
@@ -182,6 +183,39 @@ def window_spread(side: int, window: int, stride: int, padding: int) -> Nest:
     return verify(replace(nest, reductions=(top, total, least), stores=stores))
 
 
+def convolved(
+    images: int, channels: int, side: int, window: int, *, stride: int = 1, padding: int = 0, dilation: int = 1,
+    summed: int = 1, storage: Type = F32, last: bool = False,
+) -> Nest:  # fmt: skip
+    """Square images convolved with a window of each channel, or of `summed` channels, and what is positive of that.
+
+    `last`: channels come last.
+    """
+    count = (side + 2 * padding - dilation * (window - 1) - 1) // stride + 1
+    read, kind, every = side * side, storage.compute, channels * summed
+    step, far, near = (1, side * every, every) if last else (read, side, 1)
+    seen = at(
+        -padding * (far + near), n=every * read, c=summed * step, g=step, r=stride * far, s=stride * near,
+        p=dilation * far, q=dilation * near,
+    )  # fmt: skip
+    weight = at(c=summed * window * window, g=window * window, p=window, q=1)
+    positions = tuple(Bound(at(-padding, **{o: stride, k: dilation}), side) for o, k in (("r", "p"), ("s", "q")))
+    value = call("mul", Load("x", seen, kind), Load("weight", weight, kind), type_=kind)
+    reduction = Windowed("total", "sum", value, kind, positions, is_weighted=True)
+    place = at(n=channels * count * count, c=1, r=count * channels, s=channels)
+    if not last:
+        place = at(n=channels * count * count, c=count * count, r=count, s=1)
+    stores = (Store("y", place, call("max", Reduced("total", kind), Literal(0.0, kind), type_=kind)),)
+    buffers = (
+        BufferRef("x", storage, images * every * read), BufferRef("weight", storage, every * window * window),
+        BufferRef("y", storage, images * channels * count * count, True),
+    )  # fmt: skip
+    outputs = [Axis("n", images), Axis("r", count), Axis("s", count)]
+    outputs.insert(3 if last else 1, Axis("c", channels))
+    reduced = (Axis("g", summed), Axis("p", window), Axis("q", window))
+    return verify(Nest("convolved", tuple(outputs), reduced, (reduction,), stores, buffers))
+
+
 Make = Callable[[int], Nest]
 """A nest of a class with about that many rows, where it has rows."""
 Changes = Mapping[str, str | int]
@@ -330,6 +364,26 @@ _WINDOW_TEAMS: Mapping[str, Changes] = {
     "each": {"reuse": "none", "threads": 64, "min_blocks": 1, "vector_width": 1, "rows": 1, "vectors": 1},
 }
 
+_CONVOLUTIONS: Mapping[str, Make] = {
+    "padded": lambda _: convolved(2, 3, 16, 3, padding=1),
+    "ragged": lambda _: convolved(1, 2, 13, 4, padding=2),
+    "strided": lambda _: convolved(1, 3, 24, 5, stride=2, padding=2),
+    "dilated": lambda _: convolved(1, 2, 12, 3, padding=5, dilation=4),
+    "half": lambda _: convolved(1, 2, 16, 3, padding=1, storage=Type.F16),
+    "doubles": lambda _: convolved(1, 2, 12, 3, storage=Type.F64),
+    "channels_summed": lambda _: convolved(1, 4, 12, 3, padding=1, summed=3),
+    "channels_last": lambda _: convolved(2, 12, 9, 3, padding=1, last=True),
+    "channels_last_ragged": lambda _: convolved(1, 5, 9, 3, stride=2, padding=1, last=True),
+    "long_window": lambda _: convolved(1, 2, 20, 9, padding=4),
+}
+_STRIPS: Mapping[str, Changes] = {
+    "single": {"threads": 64, "rows": 1, "outputs": 1, "vector_width": 1},
+    "strip": {"threads": 64, "rows": 4, "outputs": 4, "vector_width": 4, "dependent_launch": "no"},
+    "wide": {"threads": 64, "rows": 1, "outputs": 8, "vector_width": 2},
+    "tile": {"threads": 64, "rows": 2, "outputs": 4, "vector_width": 4, "shared": "yes"},
+    "narrow_tile": {"threads": 64, "rows": 1, "outputs": 2, "vector_width": 1, "shared": "yes"},
+}
+
 _CONCATENATIONS: Mapping[str, Make] = {
     "pointwise": lambda _: concatenation(2, (5, 40, 3), 64),
     "ragged": lambda _: concatenation(3, (1, 7), 37),
@@ -343,6 +397,7 @@ _FAMILIES: Mapping[str, tuple[Schedule, Mapping[str, Make], Mapping[str, Changes
     "column": (CudaColumnReduction(H200), _COLUMNS, _COLUMN_TEAMS),
     "scan": (CudaScan(H200), _SCANS, _SCAN_TEAMS),
     "window": (CudaWindow(H200), _WINDOWS, _WINDOW_TEAMS),
+    "convolution": (CudaConvolution(H200), _CONVOLUTIONS, _STRIPS),
     "pieces": (CudaPieces(H200, schedules_of_pieces(H200), large_bytes=0), _CONCATENATIONS, {"each": {}}),
 }
 

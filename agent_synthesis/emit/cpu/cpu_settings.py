@@ -72,3 +72,13 @@ class WindowSettings(Settings):
     reuse: Reuse = setting(Reuse.NONE, "what windows share: joined columns, or nothing")
     block: int = setting(1, "outputs of a row at once", (512, 1024, 2048, 4096, 8192))
     threads: int = setting(0, _THREADS, (0, 1))
+
+
+@dataclass(frozen=True)
+class ConvolutionSettings(Settings):
+    """Of `cpu_convolution`."""
+
+    made: int = setting(1, "outputs at once that see the same by other weights", (1, 2, 4, 8, 16, 32))
+    rows: int = setting(4, "rows of outputs at once", (1, 2, 4, 8, 16, 32, 64))
+    block: int = setting(4096, "outputs of a row at once", (64, 128, 256, 512, 1024, 4096))
+    threads: int = setting(0, _THREADS, (0, 1))

@@ -11,9 +11,11 @@ from collections.abc import Sequence
 
 from agent_synthesis.emit import function_text
 from agent_synthesis.emit.cpu import cpu_function, window_text
+from agent_synthesis.emit.cpu.convolution import CpuConvolution
 from agent_synthesis.emit.cpu.cpu_settings import WindowSettings
 from agent_synthesis.emit.window_loops import Reuse
 from agent_synthesis.nests import iteration_space, sliding_window
+from agent_synthesis.nests.analysis import convolution
 from agent_synthesis.nests.ir import Nest
 from agent_synthesis.nests.sliding_window import Tiling
 from agent_synthesis.schedule import Emission, Footprint
@@ -37,7 +39,9 @@ class CpuWindow:
     target = task_pb2.TARGET_CPU
 
     def accepts(self, nest: Nest) -> bool:
-        """Reductions over sliding windows, stored once for each output."""
+        """Reductions over sliding windows, stored for each output; convolutions that `cpu_convolution` leaves."""
+        if convolution.convolves(nest) and not convolution.is_one_left(nest, CpuConvolution().accepts):
+            return False
         return sliding_window.is_window(iteration_space.simplified(nest))
 
     def defaults(self, nest: Nest) -> WindowSettings:

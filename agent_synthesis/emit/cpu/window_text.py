@@ -5,6 +5,7 @@ See `cpu_window` for the strategies; this file only says how an element is joine
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from agent_synthesis.emit import generated_struct, window_loops
@@ -60,7 +61,8 @@ def by_outputs(original: Nest, nest: Nest, header: Sequence[str], *, block: int,
         if isinstance(reduction, Windowed):
             for depth, test in window_loops.left_out(function, reduction):
                 head = f"bool is_outside(ws::Number<{number}>, ws::Number<{depth}>, {at}) const"
-                struct.add(head, [*generated_struct.located(names, "at"), f"    return {test};"])
+                moves = any(re.search(rf"\b{name}\b", test) for name in names)
+                struct.add(head, [*(generated_struct.located(names, "at") if moves else []), f"    return {test};"])
         element = level.child(elements)
         element.expect([reduction.value])
         element.line(f"found.join<{number}>(0, {element.converted(reduction.value, reduction.type)});")

@@ -12,7 +12,7 @@ from agent_synthesis.emit.cuda.kernel_text import KernelText
 from agent_synthesis.emit.expression import Scope
 from agent_synthesis.emit.generated_struct import Members, constant, function, located, value, wrapped
 
-__all__ = ["Members", "body", "constant", "function", "kernel", "located", "struct", "value"]
+__all__ = ["Members", "body", "constant", "function", "kernel", "located", "struct", "value", "wrapped"]
 
 
 def body(text: KernelText, known: Iterable[str]) -> Scope:

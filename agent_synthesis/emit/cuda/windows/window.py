@@ -12,9 +12,11 @@ from collections.abc import Sequence
 from agent_synthesis.emit import function_text
 from agent_synthesis.emit.cuda import geometry
 from agent_synthesis.emit.cuda.schedule import CudaSchedule
+from agent_synthesis.emit.cuda.windows.convolution import CudaConvolution
 from agent_synthesis.emit.cuda.windows.window_text import Layout, WindowSettings, by_columns, by_outputs
 from agent_synthesis.emit.window_loops import Reuse
 from agent_synthesis.nests import iteration_space, sliding_window
+from agent_synthesis.nests.analysis import convolution
 from agent_synthesis.nests.ir import Nest
 from agent_synthesis.nests.sliding_window import Tiling
 from agent_synthesis.schedule import Emission, Footprint
@@ -39,7 +41,9 @@ class CudaWindow(CudaSchedule):
     settings = WindowSettings
 
     def accepts(self, nest: Nest) -> bool:
-        """Reductions over sliding windows, stored once for each output."""
+        """Reductions over sliding windows, stored for each output; convolutions that `cuda_convolution` leaves."""
+        if convolution.convolves(nest) and not convolution.is_one_left(nest, CudaConvolution(self.hardware).accepts):
+            return False
         return sliding_window.is_window(iteration_space.simplified(nest))
 
     def defaults(self, nest: Nest) -> WindowSettings:

@@ -18,12 +18,10 @@ from agent_synthesis.emit.expression import Scope
 from agent_synthesis.emit.window_loops import Join, Reuse
 from agent_synthesis.nests import memory_access
 from agent_synthesis.nests.ir import Axis, Nest, Windowed
-from agent_synthesis.nests.sliding_window import Slide, Tiling
+from agent_synthesis.nests.sliding_window import STILL, Slide, Tiling
 from agent_synthesis.settings import Settings, setting
 from warpsmith.errors import IllegalMove
 
-_STILL = Slide("", 1, None, None, 1, 1, 0)
-"""Stands for the dimension that a tile of one row lacks."""
 _LONGEST_UNROLLED_WINDOW = 128
 """Elements of a window whose loops are unrolled."""
 _MEMBERS = (
@@ -215,7 +213,7 @@ def _sizes(layout: Layout, text: KernelText) -> list[str]:
         f"  using Offset = {text.offset};",
         *generated_struct.constant("ws::WindowTiling", "kTiling", sizes),
         *generated_struct.constant("ws::Slide", "kRow", layout.row.fields),
-        *generated_struct.constant("ws::Slide", "kDown", (layout.down or _STILL).fields),
+        *generated_struct.constant("ws::Slide", "kDown", (layout.down or STILL).fields),
         f"  using Deep = ws::Slides<{', '.join(deep)}>;",
         f"  using Outer = ws::Axes<{', '.join(str(axis.extent) for axis in layout.others) or 1}>;",
         "",
