@@ -26,6 +26,7 @@ import sqlalchemy as sa
 from google.protobuf.message import DecodeError, Message
 from sqlalchemy.exc import ArgumentError, DBAPIError
 
+from orchestrator.archiving.patience import attempts
 from orchestrator.search import moves_of, score
 from orchestrator.search.memory import is_same_place
 from warpsmith import printable
@@ -131,6 +132,8 @@ class Archive:
         self._place = self._engine.url.render_as_string(hide_password=True)
         self.owner = ""
         """In whose name it is written; empty for nobody's, as by releases that knew no owners."""
+        self.patience_seconds = 0.0
+        """How long what is written waits for a database that is locked, full or away."""
         if self._engine.dialect.name == "sqlite":
             sa.event.listen(self._engine, "connect", _set_up_reading if read_only else _set_up_writing)
         if not read_only:
@@ -209,15 +212,16 @@ class Archive:
             "message": run.SerializeToString(),
             "shape_digest": run.shape_digest,
         }
-        with self.writing() as connection:
-            if self._is_kept(connection, run.id):
-                connection.execute(_REPLACE_RUN, {**row, "which": run.id})
-            else:
-                connection.execute(_ADD_RUN, {**row, "owner": self.owner})
-            if run.learned:
-                connection.execute(sa.delete(_groups).where(_groups.c.run_id == run.id))
-                connection.execute(sa.insert(_groups), [_group_row(run, group) for group in run.learned])
-            _add_event(connection, run.id, event)
+        for attempt in attempts(self.patience_seconds):
+            with attempt, self.writing() as connection:
+                if _is_kept(connection, run.id, self.owner):
+                    connection.execute(_REPLACE_RUN, {**row, "which": run.id})
+                else:
+                    connection.execute(_ADD_RUN, {**row, "owner": self.owner})
+                if run.learned:
+                    connection.execute(sa.delete(_groups).where(_groups.c.run_id == run.id))
+                    connection.execute(sa.insert(_groups), [_group_row(run, group) for group in run.learned])
+                _add_event(connection, run.id, event)
 
     def add_trial(self, run_id: str, trial: trial_pb2.Trial, event: run_pb2.RunEvent | None = None) -> None:
         """Adds an ended trial, together with the event that tells of it. Its binary should have been dropped.
@@ -232,11 +236,12 @@ class Archive:
             "speedup": score(trial) if trial.HasField("timing") else 0.0,
             "message": trial.SerializeToString(),
         }
-        with self.writing() as connection:
-            self._is_kept(connection, run_id)
-            connection.execute(_ADD_TRIAL, row)
-            connection.execute(_GOT_ON, {"which": run_id})
-            _add_event(connection, run_id, event)
+        for attempt in attempts(self.patience_seconds):
+            with attempt, self.writing() as connection:
+                _is_kept(connection, run_id, self.owner)
+                connection.execute(_ADD_TRIAL, row)
+                connection.execute(_GOT_ON, {"which": run_id})
+                _add_event(connection, run_id, event)
 
     # ---- reading: of a row that is not what we write, each raises BadInput -----------------------------
 
@@ -348,13 +353,6 @@ class Archive:
             raise BadInput(f"{self._place}: what is kept of run {run} is damaged, or not ours; {DAMAGED}")
         return message
 
-    def _is_kept(self, connection: sa.Connection, run_id: str) -> bool:
-        """Whether there is such a run, whose owner then stays the same until the transaction ends."""
-        owner = connection.execute(_OWNER, {"which": run_id}).scalar_one_or_none()
-        if owner not in (None, self.owner):
-            raise RunLost(f"another orchestrator has taken up run {run_id}")
-        return owner is not None
-
     @contextmanager
     def writing(self) -> Iterator[sa.Connection]:
         """A transaction. Raises ArchiveFault where the database cannot be written."""
@@ -367,6 +365,14 @@ class Archive:
             raise ArchiveFault(
                 f"cannot write to {self._place}: {error.orig}; what was found so far stays readable"
             ) from error
+
+
+def _is_kept(connection: sa.Connection, run_id: str, owner: str) -> bool:
+    """Whether there is such a run, whose owner then stays the same until the transaction ends."""
+    now = connection.execute(_OWNER, {"which": run_id}).scalar_one_or_none()
+    if now not in (None, owner):
+        raise RunLost(f"another orchestrator has taken up run {run_id}")
+    return now is not None
 
 
 def _remedy(error: DBAPIError) -> str:

@@ -152,5 +152,6 @@ def make_servicer(settings: Settings) -> OptimizationServicer:
         memory, past = NOTHING_KNOWN if fresh else known, tuple(story.trials) if story.attempt else None
         return SearchRun(run, agents, gate, search, story, memory=memory, past=past)
 
+    archive.patience_seconds = settings.archive_patience_seconds
     owner, at_once = Owner(archive, stays=settings.takes_up), 1 + most_ahead(os.cpu_count() or 1)
     return OptimizationServicer(RunHost(archive, make_run, at_once, owner), devices, gate)

@@ -72,6 +72,8 @@ class Settings:
     """Where the orchestrator keeps runs when there is no database."""
     database_url: str = ""
     """SQLAlchemy URL of the orchestrator's database; empty for SQLite in the runs directory."""
+    archive_patience_seconds: float = 300.0
+    """How long what a run has found waits for a database that is locked, full or away, before the run fails."""
     takes_up: bool = True
     """Whether the orchestrator takes up runs that others have left; 0 for one that serves a single command."""
     addresses: Mapping[str, str] = field(default_factory=dict)
@@ -121,6 +123,7 @@ def read(environment: Mapping[str, str] = os.environ) -> Settings:
         parent_pid=_optional(environment, "WARPSMITH_PARENT_PID"),
         runs_directory=Path(environment.get("WARPSMITH_RUNS", "runs")),
         database_url=environment.get("WARPSMITH_DATABASE_URL", ""),
+        archive_patience_seconds=float(_integer(environment, "WARPSMITH_ARCHIVE_PATIENCE_SECONDS", 300)),
         takes_up=bool(_integer(environment, "WARPSMITH_TAKES_UP", 1)),
         addresses={name: environment[_variable(name)] for name in SERVICES if environment.get(_variable(name))},
         plugins={

@@ -241,7 +241,11 @@ def test_a_disk_that_fills_up_during_a_run_leaves_what_was_found_readable(shell:
         "good.py",
         "--target",
         "cpu",
-        environment={"PYTHONPATH": str(shell.place), "WARPSMITH_BENCHMARK_ADDRESS": "127.0.0.1:1"},
+        environment={
+            "PYTHONPATH": str(shell.place),
+            "WARPSMITH_BENCHMARK_ADDRESS": "127.0.0.1:1",
+            "WARPSMITH_ARCHIVE_PATIENCE_SECONDS": "1",
+        },
         program=ONLY_THE_ORCHESTRATOR + COMMAND,
     )
     wait_for(shell.place / "err", "good #3 ")
