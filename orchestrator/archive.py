@@ -272,9 +272,10 @@ class Archive:
             query = query.where(RUNS.c.task_digest == task_digest)
         return [self._kept(run_pb2.Run, row) for row in self.rows(query)]
 
-    def trials(self, run_id: str) -> list[trial_pb2.Trial]:
-        """The trials of a run in order; empty for an unknown run."""
-        query = _TRIAL.where(_trials.c.run_id == run_id).order_by(_trials.c.number)
+    def trials(self, run_id: str, after: int = 0, limit: int | None = None) -> list[trial_pb2.Trial]:
+        """The trials of a run past a number, in order; the first so many of them."""
+        query = _TRIAL.where(_trials.c.run_id == run_id, _trials.c.number > after)
+        query = query.order_by(_trials.c.number).limit(limit)
         return [self._kept(trial_pb2.Trial, row) for row in self.rows(query)]
 
     def events(self, run_id: str, after: int = 0, limit: int | None = None) -> list[run_pb2.RunEvent]:

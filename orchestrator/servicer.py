@@ -31,6 +31,9 @@ from warpsmith.v1 import optimization_service_pb2_grpc, run_pb2
 audit = logging.getLogger("warpsmith.audit")
 
 DEFAULT_EXPORTER = "module"
+PAGE_BYTES = 1 << 20
+MOST_TRIALS = 256
+"""Of a page of trials, and how large it may be; one trial is a page, whatever it takes."""
 
 
 class OptimizationServicer(optimization_service_pb2_grpc.OptimizationServiceServicer):
@@ -57,11 +60,16 @@ class OptimizationServicer(optimization_service_pb2_grpc.OptimizationServiceServ
         return messages.ListRunsResponse(runs=map(light, runs) if request.light else runs)
 
     def ListTrials(self, request: messages.ListTrialsRequest, context: object) -> messages.ListTrialsResponse:
-        """Lists the trials of a run in order."""
-        trials = self._host.trials(request.run_id)
-        return messages.ListTrialsResponse(
-            trials=[without_bulk(trial, keep_sources=request.with_sources) for trial in trials]
-        )
+        """Lists the trials of a run in order, or a page of them."""
+        limit = min(request.limit, MOST_TRIALS) or None
+        found, size = messages.ListTrialsResponse(), 0
+        for trial in self._host.trials(request.run_id, request.after, limit):
+            shown = without_bulk(trial, keep_sources=request.with_sources)
+            size += shown.ByteSize()
+            if limit and found.trials and size > PAGE_BYTES:
+                break
+            found.trials.append(shown)
+        return found
 
     async def WatchRun(
         self, request: messages.WatchRunRequest, context: object

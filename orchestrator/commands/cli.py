@@ -352,8 +352,8 @@ def show(
         if as_record:
             tell_file(record.text(found))
             return
-        request = messages.ListTrialsRequest(run_id=found.id, with_sources=bool(trial))
-        trials = list(orchestrator.ListTrials(request, timeout=30.0).trials)
+        chosen = client.trial(orchestrator, found.id, trial) if trial else None
+        trials = [] if trial else client.trials(orchestrator, found.id)
     if not trial:
         tell_line(f"{found.task.name}: {report.state_name(found.state)}: {found.message}")
         if found.model_tokens:
@@ -365,7 +365,6 @@ def show(
             tell_line(report.trial_line(each))
             tell(f"    {printable.quotation(each.hypothesis.rationale)}")
         return
-    chosen = next((each for each in trials if each.number == trial), None)
     if chosen is None:
         raise NotFound(f"run {found.id} has no trial {trial}")
     tell_line(f"// {report.trial_line(chosen)}")
@@ -390,7 +389,7 @@ def report_command(
         if html is None:
             _print_results([found], as_json)
             return
-        trials = orchestrator.ListTrials(messages.ListTrialsRequest(run_id=found.id), timeout=30.0).trials
+        trials = client.trials(orchestrator, found.id)
     _give_page(html, found, trials)
 
 

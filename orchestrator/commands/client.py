@@ -27,10 +27,12 @@ from orchestrator.serving.local import MODULES, LocalServices, published_address
 from warpsmith import settings
 from warpsmith.errors import BadInput, Infrastructure, NotFound, ServiceGone
 from warpsmith.v1 import optimization_service_pb2 as messages
-from warpsmith.v1 import run_pb2, task_pb2
+from warpsmith.v1 import run_pb2, task_pb2, trial_pb2
 
 Watcher = Callable[[run_pb2.RunEvent], None]
 
+PAGE_TRIALS = 256
+"""Trials that are asked for at once."""
 PAUSES_S = (0.2, 0.5, 1.0, 2.0, *(4.0,) * 29)
 """Before each further try to watch a run whose connection broke, two minutes in all; an event begins them anew."""
 
@@ -261,6 +263,25 @@ def latest(client: Optimization, count: int) -> Sequence[run_pb2.Run]:
 def cancel(client: Optimization, run_id: str) -> run_pb2.Run:
     """Asks a run to stop."""
     return client.CancelRun(messages.CancelRunRequest(run_id=run_id), timeout=30.0).run
+
+
+def trials(client: Optimization, run_id: str) -> list[trial_pb2.Trial]:
+    """The trials of a run, without sources, a page at a time; all at once from a server that knows no pages."""
+    found: list[trial_pb2.Trial] = []
+    while True:
+        after = found[-1].number if found else 0
+        request = messages.ListTrialsRequest(run_id=run_id, after=after, limit=PAGE_TRIALS)
+        page = client.ListTrials(request, timeout=30.0).trials
+        if not page or page[0].number <= after:
+            return found
+        found += page
+
+
+def trial(client: Optimization, run_id: str, number: int) -> trial_pb2.Trial | None:
+    """One trial of a run with its sources; None where there is none of that number."""
+    request = messages.ListTrialsRequest(run_id=run_id, with_sources=True, after=number - 1, limit=1)
+    page = client.ListTrials(request, timeout=30.0).trials
+    return next((each for each in page if each.number == number), None)
 
 
 def resume(client: Optimization, run_id: str) -> run_pb2.Run:

@@ -14,6 +14,7 @@ import threading
 import time
 from dataclasses import dataclass, field
 
+from orchestrator.commands import client
 from orchestrator.commands.client import Optimization
 from orchestrator.pages import rendering
 from orchestrator.web import run_parts
@@ -109,8 +110,7 @@ class RunFeed:
     def _tell_the_end(self, channel: Channel) -> None:
         """Publishes what the run came to, with its sources, which events do not bring."""
         self.run = self.orchestrator.GetRun(messages.GetRunRequest(run_id=self.run_id), timeout=30.0).run
-        request = messages.ListTrialsRequest(run_id=self.run_id)
-        self.trials = list(self.orchestrator.ListTrials(request, timeout=30.0).trials)
+        self.trials = client.trials(self.orchestrator, self.run_id)
         channel.publish(run_parts.whole(self.run, self.trials))
         channel.end()
 

@@ -9,6 +9,7 @@ import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -136,6 +137,44 @@ def test_a_run_without_a_faster_kernel_has_nothing_to_export(archive: Archive) -
             orchestrator.ExportBest(messages.ExportBestRequest(run_id=run.id))
         with pytest.raises(BadInput, match=r"installed: .*kernelbench, module"):
             orchestrator.ExportBest(messages.ExportBestRequest(run_id=run.id, flavour="fortran"))
+
+
+def test_trials_come_in_pages_of_a_mebibyte_also_from_a_server_that_knows_none(archive: Archive) -> None:
+    with serving(archive, testing.World()) as orchestrator:
+        run = client.create(orchestrator, testing.task(), BUDGET)
+        ended, _ = watched(orchestrator, run)
+        for number in range(ended.trial_count + 1, ended.trial_count + 10):
+            large = trial_pb2.Trial(number=number)
+            large.candidate.program.sources.add(name="k.cpp", text="x" * 400_000)
+            archive.add_trial(run.id, large)
+        host = RunHost(archive, lambda *_: None)  # type: ignore[arg-type,return-value]
+        servicer = OptimizationServicer(host)
+
+        def page(after: int, limit: int) -> list[int]:
+            asked = messages.ListTrialsRequest(run_id=run.id, with_sources=True, after=after, limit=limit)
+            found = servicer.ListTrials(asked, None)
+            assert not limit or found.ByteSize() < (1 << 20) + 1000
+            return [each.number for each in found.trials]
+
+        last = ended.trial_count + 9
+        assert page(0, 0) == list(range(1, last + 1))
+        assert page(last - 4, 9) == [last - 3, last - 2]
+        assert page(last - 1, 9) == [last]
+        assert page(last, 9) == []
+        reader: Any = client.InProcess(archive)
+        assert [each.number for each in client.trials(reader, run.id)] == list(range(1, last + 1))
+        assert len(client.trial(reader, run.id, last).candidate.program.sources[0].text) == 400_000  # type: ignore[union-attr]
+        assert client.trial(reader, run.id, last + 1) is None
+
+        class Earlier:
+            def ListTrials(self, request: messages.ListTrialsRequest, timeout: float) -> messages.ListTrialsResponse:
+                del timeout
+                return servicer.ListTrials(messages.ListTrialsRequest(run_id=request.run_id), None)
+
+        earlier: Any = Earlier()
+        assert [each.number for each in client.trials(earlier, run.id)] == list(range(1, last + 1))
+        assert client.trial(earlier, run.id, 2).number == 2  # type: ignore[union-attr]
+        host.close()
 
 
 def test_a_full_disk_ends_the_run_and_its_watchers_hear_why(archive: Archive, monkeypatch: pytest.MonkeyPatch) -> None:
