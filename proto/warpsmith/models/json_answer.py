@@ -55,10 +55,11 @@ def whole_items(text: str, key: str) -> list[dict[str, Any]]:
     rest = text.rpartition(f'"{key}"')[2]
     begin = re.match(r"\s*:\s*\[", rest)
     at = begin.end() if begin else len(rest)
-    while (between := _BETWEEN.match(rest, at)) is not None and rest.startswith("{", between.end()):
+    while (between := _BETWEEN.match(rest, at)) is not None:
         try:
             item, at = decoder.raw_decode(rest, between.end())
         except (ValueError, RecursionError):
             break
-        found.append(item)
+        if isinstance(item, dict):
+            found.append(item)
     return found
