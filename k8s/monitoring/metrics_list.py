@@ -10,6 +10,8 @@ PROMISED = {
     "queues: calls that wait for a thread": "warpsmith_grpc_calls_waiting",
     "time of stages": "sum by (stage) (warpsmith_stage_duration_seconds_sum) > 0",
     "queues: runs": "warpsmith_runs_active > 0",
+    "runs that were taken up": "warpsmith_runs_taken_up_total",
+    "transactions that wait for the archive": "warpsmith_archive_waiting",
     "queues: stages under way": "warpsmith_stage_active",
     "queues: measurements that wait": "warpsmith_waiting_to_time",
     "candidates, by how far they came": "sum by (outcome) (warpsmith_trials_total) > 0",

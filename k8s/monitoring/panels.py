@@ -127,8 +127,12 @@ FLEET = [
     ),
     Panel(
         "Runs queued or under way",
-        "One orchestrator searches one run at a time.",
-        {"runs": "sum(warpsmith_runs_active)"},
+        "Those that another orchestrator left and this one took up, in the range shown; and what waits to be archived.",
+        {
+            "runs": "sum(warpsmith_runs_active)",
+            "taken up": "sum(increase(warpsmith_runs_taken_up_total[$__range]))",
+            "wait for the archive": "sum(warpsmith_archive_waiting)",
+        },
         kind="stat",
     ),
     Panel(
