@@ -48,6 +48,9 @@ def nests() -> dict[str, Nest]:
         "running sum": testing.running_sum(5, 200),
         "running sum of columns": testing.column_scan(2, 60, 9),
         "max pool": _lowered(lambda x: torch.nn.functional.max_pool2d(x, 3, 2), (2, 3, 17, 19)),
+        "convolution by channel": _lowered(
+            lambda x, weight: torch.nn.functional.conv2d(x, weight, padding=1, groups=3), (2, 3, 17, 19), (3, 1, 3, 3)
+        ),
         "transposed sum": _lowered(lambda x, y: x + y.T, (48, 40), (40, 48)),
         "matrix product": _lowered(lambda x, y: torch.relu(x @ y.T), (256, 128), (512, 128)),
     }
