@@ -14,6 +14,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from orchestrator.agents import Agents
 from warpsmith.contract import words
@@ -28,13 +29,14 @@ from warpsmith.v1 import (
     correctness_service_pb2,
     hypothesis_pb2,
     reasoning_service_pb2,
-    run_pb2,
     synthesis_service_pb2,
     task_pb2,
     tensor_pb2,
     timing_pb2,
     verdict_pb2,
 )
+
+T = TypeVar("T")
 
 EAGER_NS = 1_000_000.0
 """Time of the fake module in eager; `compile` takes 0.8 of it and is the fastest baseline."""
@@ -323,10 +325,10 @@ class World:
         return time_ns
 
 
-def heard(events: AsyncIterator[run_pb2.RunEvent]) -> Iterator[run_pb2.RunEvent]:
+def heard(events: AsyncIterator[T]) -> Iterator[T]:
     """What a watcher hears, without a server and its event loop."""
 
-    async def following() -> run_pb2.RunEvent | None:
+    async def following() -> T | None:
         return await anext(events, None)
 
     with asyncio.Runner() as runner:

@@ -171,6 +171,9 @@ def served(archive: Archive, world: testing.World, text: str = "") -> Iterator[c
         def ExportBest(self, *_: Any, **__: Any) -> Any:
             return messages.ExportBestResponse(text=text)  # the world's programs are none
 
+        def WatchRun(self, request: messages.WatchRunRequest, **_: Any) -> Iterator[messages.WatchRunResponse]:
+            return testing.heard(servicer.WatchRun(request, None))
+
         def __getattr__(self, method: str) -> Callable[..., Any]:
             return lambda request, **_: getattr(servicer, method)(request, None)
 
