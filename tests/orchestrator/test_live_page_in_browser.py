@@ -242,7 +242,8 @@ def test_without_scripts_the_page_shows_the_present_state_and_says_so(
     run = told.begin()
     page.goto(f"{shown.url}/runs/{run.run.id}")
     assert "reload it" in page.locator("noscript").inner_text()
-    page.click("#stop")
+    with page.expect_navigation():  # or it is under way still when the page is loaded again
+        page.click("#stop")
     assert run.was_asked_to_stop.wait(10)
     client.follow(told.orchestrator, run.run.id, lambda _: None)
     page.reload()
