@@ -371,6 +371,7 @@ def test_dashboards_and_rules_name_only_metrics_that_the_code_exports() -> None:
         for path in (
             "proto/warpsmith/service/handlers.py",
             "proto/warpsmith/service/serving.py",
+            "orchestrator/archiving/patience.py",
             "proto/warpsmith/models/openai_client.py",
             "proto/warpsmith/sandbox/worker_metrics.py",
             "agent_compile/compiler.py",
