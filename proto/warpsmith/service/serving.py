@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import functools
 import logging
 import os
@@ -43,7 +44,14 @@ are added get no calls. Calls under way end where they are."""
 def _loop() -> asyncio.AbstractEventLoop:
     """The process's event loop, in a thread of its own: gRPC has one for all servers."""
     made = asyncio.new_event_loop()
-    threading.Thread(target=made.run_forever, name="grpc", daemon=True).start()
+    thread = threading.Thread(target=made.run_forever, name="grpc", daemon=True)
+    thread.start()
+
+    def end() -> None:  # before gRPC closes what the loop reads
+        made.call_soon_threadsafe(made.stop)
+        thread.join(5.0)
+
+    atexit.register(end)
     return made
 
 
