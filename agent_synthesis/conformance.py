@@ -51,6 +51,9 @@ def nests() -> dict[str, Nest]:
         "convolution by channel": _lowered(
             lambda x, weight: torch.nn.functional.conv2d(x, weight, padding=1, groups=3), (2, 3, 17, 19), (3, 1, 3, 3)
         ),
+        "convolution": _lowered(
+            lambda x, weight: torch.nn.functional.conv2d(x, weight, padding=1), (2, 40, 17, 19), (48, 40, 3, 3)
+        ),
         "transposed sum": _lowered(lambda x, y: x + y.T, (48, 40), (40, 48)),
         "matrix product": _lowered(lambda x, y: torch.relu(x @ y.T), (256, 128), (512, 128)),
     }

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from warpsmith import arguments
 from warpsmith.contract import structures
 from warpsmith.errors import BadInput
-from warpsmith.hardware import CARDS, TENSOR_MAP_DIMENSIONS
+from warpsmith.hardware import CARDS, TENSOR_MAP_BOX, TENSOR_MAP_DIMENSIONS
 from warpsmith.program_steps import BLOCK, NUMBERS, calls_in, kept_steps
 from warpsmith.v1 import artifact_pb2, candidate_pb2, graph_pb2, task_pb2, tensor_pb2
 
@@ -35,7 +35,6 @@ SHARED_BYTES = max(card.shared_bytes for card in CARDS.values())
 # CUDA driver API, cuTensorMapEncodeTiled.
 TENSOR_MAP_EXTENT = 2**32
 TENSOR_MAP_STRIDE = 2**40
-TENSOR_MAP_BOX = 256
 TENSOR_MAP_TYPES = frozenset({
     tensor_pb2.DTYPE_FLOAT64, tensor_pb2.DTYPE_FLOAT32, tensor_pb2.DTYPE_FLOAT16, tensor_pb2.DTYPE_BFLOAT16,
     tensor_pb2.DTYPE_INT64, tensor_pb2.DTYPE_INT32, tensor_pb2.DTYPE_UINT8,

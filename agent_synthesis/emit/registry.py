@@ -21,6 +21,7 @@ from agent_synthesis.emit.cuda.columns.column_reduction import CudaColumnReducti
 from agent_synthesis.emit.cuda.pieces import CudaPieces
 from agent_synthesis.emit.cuda.pointwise import CudaPointwise
 from agent_synthesis.emit.cuda.products.converted_product import CudaConvertedProduct
+from agent_synthesis.emit.cuda.products.convolution_product import CudaConvolutionProduct
 from agent_synthesis.emit.cuda.products.normalized_product import CudaNormalizedProduct
 from agent_synthesis.emit.cuda.products.reduced_product import CudaReducedProduct
 from agent_synthesis.emit.cuda.products.small_product import CudaSmallProduct
@@ -69,7 +70,8 @@ def _cuda(card: Hardware) -> tuple[Offered, ...]:
     """Of products, the first two take what gains by it."""
     return (
         Offered(CudaPieces(card, schedules_of_pieces(card))), *_pointwise(card), Offered(CudaScan(card)),
-        Offered(CudaWindow(card)), Offered(CudaConvolution(card)), *_reductions(card),
+        Offered(CudaWindow(card)), Offered(CudaConvolution(card)), Offered(CudaConvolutionProduct(card)),
+        *_reductions(card),
         Offered(CudaStreamedProduct(card)), Offered(CudaConvertedProduct(card)), Offered(CudaProduct(card)),
         Offered(CudaSmallProduct(card)), Offered(CudaReducedProduct(card)), Offered(CudaNormalizedProduct(card)),
         Offered(CudaAttention(card)), Offered(CudaRecurrent(card)),

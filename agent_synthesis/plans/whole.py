@@ -9,12 +9,12 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
 
-from agent_synthesis.nests.analysis.convolution import convolves, is_hopeful
+from agent_synthesis.nests.analysis.convolution import convolves
 from agent_synthesis.nests.ir import Nest
 from agent_synthesis.nests.product import multiplies_matrices
 from agent_synthesis.plans import cost, fusion
 from agent_synthesis.plans.partition import Group
-from agent_synthesis.plans.plan import Plan
+from agent_synthesis.plans.plan import Plan, schedules_for
 from agent_synthesis.rewrite import with_replacement
 from agent_synthesis.rewrite.calls import operation
 from warpsmith.errors import IllegalMove
@@ -130,5 +130,8 @@ def _is_point(plan: Plan, group: Group) -> bool:
 
 
 def _multiplies(plan: Plan, group: Group) -> bool:
+    """Whether it is a product or a convolution that a schedule takes."""
     nest = plan.nest(group)
-    return isinstance(nest, Nest) and (multiplies_matrices(nest) or (convolves(nest) and is_hopeful(nest)))
+    if not isinstance(nest, Nest):
+        return False
+    return multiplies_matrices(nest) or (convolves(nest) and bool(schedules_for(plan.target, nest, plan.hardware)))

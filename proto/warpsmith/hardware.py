@@ -18,6 +18,8 @@ STATIC_SHARED_BYTES: Final = 48 << 10
 """Shared memory that a block has without asking for more, on any card: what may be declared with a constant size."""
 TENSOR_MAP_DIMENSIONS: Final = 5
 """At most (CUDA driver API, cuTensorMapEncodeTiled)."""
+TENSOR_MAP_BOX: Final = 256
+"""Elements of a box in a dimension, at most (as above)."""
 
 
 class Feature(enum.Enum):

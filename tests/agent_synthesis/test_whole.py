@@ -150,7 +150,7 @@ def test_an_operation_outside_aten_stays_a_call_where_nobody_knows_it(
 
 
 def test_convolutions_stay_calls() -> None:
-    plan = moves.apply(zero(*MODULES[1]), move())
+    plan = moves.apply(zero(*MODULES[1]), move("beside_products"))
     library = [group.name for group in plan.groups if group.engine == "library"]
     assert library == ["conv2d_unbiased", "conv2d_1_unbiased", "conv2d_2_unbiased"]
     assert len(plan.groups) == 6
@@ -159,18 +159,19 @@ def test_convolutions_stay_calls() -> None:
 def test_beside_convolutions_one_kernel_is_a_whole_plan() -> None:
     """The layout may come before it, which no chain of moves says."""
     plan = moves.apply(
-        zero(nn.Sequential(nn.Conv2d(24, 32, 3), nn.ReLU(), nn.Conv2d(32, 24, 3)), (2, 24, 8, 8)), move()
+        zero(nn.Sequential(nn.Conv2d(24, 32, 3), nn.ReLU(), nn.Conv2d(32, 24, 3)), (2, 24, 8, 8)),
+        move("beside_products"),
     )
     assert [group.name for group in plan.groups if group.engine == "authored"] == ["relu", "conv2d_1"]
 
 
 def test_a_choice_that_says_the_same_as_another_is_not_offered() -> None:
+    apart = nn.Sequential(nn.Conv2d(24, 32, 3, stride=2), nn.ReLU(), nn.Conv2d(32, 24, 3, stride=2)), (2, 24, 16, 16)
     dense = nn.Sequential(nn.Conv2d(24, 32, 3), nn.ReLU(), nn.Conv2d(32, 24, 3)), (2, 24, 8, 8)
-    one = nn.Sequential(nn.Conv2d(24, 32, 3), nn.ReLU()), (2, 24, 8, 8)
     few = nn.Sequential(nn.Conv2d(4, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 3)), (2, 4, 8, 8)
     both = ["beside_products", ""]
     for (module, shape), expected in (
-        (dense, ["beside_products"]), (one, ["beside_products"]), (few, both), (MODULES[0], both),
+        (apart, ["beside_products"]), (dense, both), (few, both), (MODULES[0], both),
     ):  # fmt: skip
         legal = [each.move for each in moves.legal(zero(module, shape))]
         assert [each.choice for each in legal if each == move(each.choice)] == expected

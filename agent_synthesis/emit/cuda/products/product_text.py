@@ -166,24 +166,37 @@ class ProductText:
         roots = "left_roots, right_roots" if self.operands.parts > 1 else "nullptr, nullptr"
         call, passed = ("multiply_holding", "") if self._tiling.overlapped else ("multiply", f"{roots}, ")
         arguments = [f"const __grid_constant__ ws::TensorMap {side.name}" for side in self.operands.sides]
-        bounds = f"__launch_bounds__({self.entry}_shape::kThreads, 1)"
+        bounds = f"__launch_bounds__({self.entry}_shape::kThreads, {self._tiling.blocks})"
         text = [
             *self.signature(f"{bounds} {self.entry}_product", [*arguments, *self._roots()]),
             f"  ws::{self.multiply(call)}<{self.entry}_shape>(left, right, {passed}{self.end_value()});",
             "}",
         ]
         maps, tiling = [self.operands.map(side) for side in self.operands.sides], self._tiling
-        clusters = tiling.split_k * self._product.tile_count(TILE_ROWS * tiling.cluster, tiling.columns)
-        grid = min(clusters, self.hardware.resident_clusters(tiling.cluster)) * tiling.cluster
+        resident = tiling.blocks * self.hardware.resident_clusters(tiling.cluster)
+        grid = min(self.cluster_count(), resident) * tiling.cluster
         record = geometry.record(
-            f"{self.entry}_product", grid, WARPGROUP_THREADS * (1 + tiling.warpgroups), [*maps, *self.ending()],
-            self.written(), cluster=tiling.cluster, shared_bytes=shared_bytes(tiling, self.operands.parts),
+            f"{self.entry}_product", grid, self.threads(), [*maps, *self.ending()],
+            self.written(), cluster=tiling.cluster, shared_bytes=self.shared_bytes(),
         )  # fmt: skip
         return Kernel(text, record)
 
     def multiply(self, call: str) -> str:
         """The function of `ws` that multiplies, where the usual one is `call`."""
         return call
+
+    def threads(self) -> int:
+        """Of a block of the product's kernel."""
+        return WARPGROUP_THREADS * (1 + self._tiling.warpgroups)
+
+    def shared_bytes(self) -> int:
+        """Of a block of the product's kernel."""
+        return shared_bytes(self._tiling, self.operands.parts)
+
+    def cluster_count(self) -> int:
+        """Tiles that clusters take."""
+        rows = TILE_ROWS * self._tiling.cluster
+        return self._tiling.split_k * self._product.tile_count(rows, self._tiling.columns)
 
     def repair(self) -> Kernel:
         """The kernel that makes the products of rows without a scale."""

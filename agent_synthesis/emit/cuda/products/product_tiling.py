@@ -27,6 +27,8 @@ class Tiling:
     promote: int
     split_k: int
     warpgroups: int = 2
+    blocks: int = 1
+    """Of an SM."""
     overlapped: bool = False
     """Whether a tile's epilogue is made during the next one: see `product_end.can_hold`."""
 

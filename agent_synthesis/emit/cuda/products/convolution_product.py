@@ -1,0 +1,142 @@
+"""CUDA schedule of dense convolutions, as matrix products on Hopper's tensor cores: an implicit GEMM.
+
+The one idea: a convolution is a product whose rows are positions of outputs; the copy engine finds what each element of
+a window sees as a shifted box of the data, so that nothing is written out for each element. Floats are multiplied in
+TF32, as PyTorch does while `torch.backends.cudnn.allow_tf32` is on; texts are in `convolution_product_text`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from agent_synthesis.emit import function_text
+from agent_synthesis.emit.cuda import geometry
+from agent_synthesis.emit.cuda.products.convolution_product_text import ConvolutionProductText
+from agent_synthesis.emit.cuda.products.product_engine import ENGINES, NEEDS, EngineName
+from agent_synthesis.emit.cuda.products.product_tiling import TILE_ROWS, Tiling
+from agent_synthesis.emit.cuda.products.window_boxes import Boxes, shared_bytes
+from agent_synthesis.emit.cuda.schedule import CudaSchedule
+from agent_synthesis.nests import iteration_space
+from agent_synthesis.nests.analysis.convolution_product import ConvolutionProduct, convolution_product, points
+from agent_synthesis.nests.ir import Nest, Type
+from agent_synthesis.schedule import Emission, Footprint
+from agent_synthesis.settings import Settings, setting
+from warpsmith.errors import IllegalMove
+
+ENGINE_OF = {Type.F32: EngineName.TF32, Type.F16: EngineName.FP16, Type.BF16: EngineName.BF16}
+COLUMNS = (64, 128, 192, 256)
+RATES = {64: 0.8, 128: 0.95, 192: 1.0, 256: 1.0}
+"""Columns of a tile → share of an SM's rate."""
+REGISTERS = {2: 224, 4: 120}
+"""Multiplying warpgroups → registers of a thread, of a block alone on an SM."""
+MOST_POSITIONS = 2**31 - 1
+"""Of outputs, and of data of an image."""
+
+
+@dataclass(frozen=True)
+class ConvolutionProductSettings(Settings):
+    """Of `cuda_convolution_product`."""
+
+    resident: int = setting(1, "blocks of an SM: the end of one's tile is made while another multiplies", (1, 2))
+    columns: int = setting(128, "channels of a tile, whose 128 rows are positions", COLUMNS)
+    stages: int = setting(4, "steps of weights in shared memory, 128 bytes of depth each", (2, 3, 4, 5, 6, 8))
+    boxes: int = setting(2, "boxes of what is seen in shared memory", (2, 3, 4, 6))
+    cluster: int = setting(1, "blocks that share the copies of weights", (1, 2))
+    raster: int = setting(8, "rows of tiles that are walked together", (4, 8, 16))
+    warpgroups: int = setting(2, "warpgroups that multiply", (2, 4))
+
+    @property
+    def tiling(self) -> Tiling:
+        """What they say of tiles."""
+        return Tiling(self.columns, self.stages, self.cluster, self.raster, 1, 1, self.warpgroups, self.resident)
+
+
+class CudaConvolutionProduct(CudaSchedule):
+    """Tiles of 128 positions."""
+
+    name = "cuda_convolution_product"
+    settings = ConvolutionProductSettings
+    needs = NEEDS
+
+    def accepts(self, nest: Nest) -> bool:
+        """A convolution of floats that makes several channels and stores at every position, whose windows are whole
+        multiples of a stride."""
+        found = convolution_product(nest)
+        if found is None or found.type not in ENGINE_OF or not iteration_space.is_safe_in_place(nest):
+            return False
+        boxes = _boxes(found)
+        if not all(each.is_full for each in boxes.dimensions):
+            return False
+        return max(boxes.row_tiles * TILE_ROWS, math.prod(boxes.layout[1:4])) <= MOST_POSITIONS
+
+    def defaults(self, nest: Nest) -> ConvolutionProductSettings:
+        """Columns by which waves of tiles are thought to end first, and as much of an SM's memory as there is."""
+        box_counts = (2,) if _boxes(_found(nest)).box.steps > 2 else (4, 3, 2)
+        guesses = (
+            ConvolutionProductSettings(resident=resident, columns=columns, stages=stages, boxes=boxes)
+            for columns in sorted(COLUMNS, key=lambda each: self._cycles(nest, each))
+            for resident in (2, 1)
+            for boxes in box_counts
+            for stages in (6, 5, 4, 3, 2)
+        )
+        return geometry.first_legal(
+            guesses, lambda settings: self._require(nest, settings), ConvolutionProductSettings()
+        )
+
+    def _cycles(self, nest: Nest, columns: int) -> float:
+        """Of tiles of so many columns, by whole waves of them; narrow tiles copy more for each product."""
+        found = _found(nest)
+        tiles = points(found.groups) * _boxes(found).row_tiles * -(-points(found.made) // columns)
+        return -(-tiles // self.hardware.sm_count) * columns / RATES[columns]
+
+    def alternatives(self, nest: Nest, current: ConvolutionProductSettings) -> Sequence[ConvolutionProductSettings]:
+        """One change away."""
+        return geometry.legal(current.one_change_away(), lambda settings: self._require(nest, settings))
+
+    def footprint(self, nest: Nest, settings: ConvolutionProductSettings) -> Footprint:
+        """What is laid out is written and read once more."""
+        found = _found(nest)
+        boxes = _boxes(found)
+        groups, made = points(found.groups), points(found.made)
+        laid = boxes.engine.element_bytes * (math.prod(boxes.layout) + groups * made * boxes.depth)
+        tiles = groups * boxes.row_tiles * -(-made // settings.columns)
+        flops = 2 * groups * boxes.row_tiles * TILE_ROWS * made * boxes.depth
+        return Footprint(
+            extra_bytes=2 * laid, parallel_count=tiles, launch_count=2, tensor_flop_count=boxes.engine.cost * flops
+        )
+
+    def emit(self, nest: Nest, settings: ConvolutionProductSettings) -> Emission:
+        """The kernel that lays out, and the product's."""
+        self._require(nest, settings)
+        simple = iteration_space.simplified(nest)
+        entry = function_text.entry_name(simple)
+        made = ConvolutionProductText(
+            self.hardware, simple, _boxes(_found(nest)), settings.tiling, settings.boxes, entry
+        )
+        kernels, headers = made.kernels()
+        return made.emission(function_text.header(simple, self.name, settings), kernels, headers)
+
+    def _require(self, nest: Nest, settings: ConvolutionProductSettings) -> None:
+        registers = settings.columns // settings.warpgroups + geometry.KERNEL_OVERHEAD_REGISTERS
+        if registers > (limit := REGISTERS[settings.warpgroups] // settings.resident):
+            raise IllegalMove(f"{nest.name}: about {registers} registers a thread, of {limit}")
+        needed = shared_bytes(_boxes(_found(nest)).box, settings.tiling, settings.boxes)
+        most = self.hardware.shared_bytes // settings.resident - 1024 * (settings.resident > 1)
+        if needed > most:
+            raise IllegalMove(f"{nest.name}: {needed} bytes of shared memory, of {most} a block may have")
+        if 2 * settings.columns // settings.warpgroups % 64:
+            raise IllegalMove(
+                f"{nest.name}: {settings.warpgroups} warpgroups share no {settings.columns} columns by 64"
+            )
+
+
+def _boxes(found: ConvolutionProduct) -> Boxes:
+    return Boxes(found, ENGINES[ENGINE_OF[found.type]])
+
+
+def _found(nest: Nest) -> ConvolutionProduct:
+    found = convolution_product(nest)
+    assert found is not None, nest.name
+    return found

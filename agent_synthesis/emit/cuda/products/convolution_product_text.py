@@ -1,0 +1,176 @@
+"""The text and launches of a convolution as a matrix product: `ws_product_windows.cuh`.
+
+The one idea: a kernel lays out what is seen, channels innermost, and the weights; the product's kernel is that of every
+product, but for the boxes that its rows are copied from, and which output a row is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+from agent_synthesis.emit import window_loops
+from agent_synthesis.emit.cuda import generated_struct, geometry
+from agent_synthesis.emit.cuda.geometry import address
+from agent_synthesis.emit.cuda.kernel_text import Kernel, KernelText
+from agent_synthesis.emit.cuda.products.operands import Operands, Side, workspace
+from agent_synthesis.emit.cuda.products.product_engine import Engine
+from agent_synthesis.emit.cuda.products.product_text import PRODUCT_HEADERS, WARPGROUP_THREADS, ProductText
+from agent_synthesis.emit.cuda.products.product_tiling import TILE_ROWS, Tiling
+from agent_synthesis.emit.cuda.products.window_boxes import LAY_OUT_THREADS, Boxes, shared_bytes
+from agent_synthesis.nests.analysis.convolution_product import points
+from agent_synthesis.nests.interner import Interner
+from agent_synthesis.nests.ir import Axis, Expression, Load, Nest
+from agent_synthesis.nests.product import MatrixProduct
+from warpsmith.hardware import Hardware
+from warpsmith.v1 import candidate_pb2, tensor_pb2
+
+HEADERS = (*PRODUCT_HEADERS, "ws_axes.cuh", "ws_product_windows.cuh")
+_MEMBERS = (
+    "Offset", "Images", "Groups", "Made", "Channels", "kCount", "kGroup", "kMade", "kAlongChannels", "see", "weight",
+    "at", "channel", "position", "element", "seen", "weights", "tile",
+)  # fmt: skip
+"""What the struct and the kernel that lays out call things of their own."""
+
+
+class WindowOperands(Operands):
+    """The operands of a convolution, which are laid out."""
+
+    def __init__(
+        self, hardware: Hardware, entry: str, product: MatrixProduct, engine: Engine, tiling: Tiling, boxes: Boxes
+    ) -> None:
+        super().__init__(hardware, entry, product, engine, tiling)
+        self._boxes = boxes
+
+    def map(self, side: Side) -> candidate_pb2.LaunchArgument:
+        """What is seen as (channel, three dimensions, image); the weights as of every product."""
+        if side.name == "right":
+            return super().map(side)
+        engine, extents, (*box, images) = self._boxes.engine, self._boxes.layout[::-1], self._boxes.box.extents
+        strides = [math.prod(extents[:count]) * engine.element_bytes for count in range(1, len(extents))]
+        return candidate_pb2.LaunchArgument(
+            tensor_map=candidate_pb2.TensorMap(
+                buffer=side.operand.buffer, dtype=engine.dtype, extents=extents, byte_strides=strides,
+                box=[self._boxes.row_depth, *reversed(box), images], swizzle_bytes=self._boxes.row_bytes,
+                rounds_to_tf32=engine.dtype == tensor_pb2.DTYPE_FLOAT32,
+            )
+        )  # fmt: skip
+
+    def workspaces(self) -> list[candidate_pb2.Buffer]:
+        """What is laid out."""
+        left, right = (side.operand.buffer for side in self.sides)
+        rows, dtype = self._batch * self.sides[1].rows, self._boxes.engine.dtype
+        return [workspace(left, dtype, self._boxes.layout), workspace(right, dtype, [rows, self._boxes.depth])]
+
+
+class ConvolutionProductText(ProductText):
+    """A convolution's pieces of text."""
+
+    def __init__(self, hardware: Hardware, nest: Nest, boxes: Boxes, tiling: Tiling, held: int, entry: str) -> None:
+        """`held`: boxes in shared memory."""
+        matrices = boxes.matrix_product(entry)
+        super().__init__(hardware, nest, matrices, boxes.engine, tiling)
+        self._boxes, self._window, self._held = boxes, nest.windows[0], held
+        self.operands = WindowOperands(hardware, self.entry, matrices, boxes.engine, tiling, boxes)
+        self._m = boxes.row_tiles * TILE_ROWS
+
+    def kernels(self) -> tuple[list[Kernel], list[str]]:
+        """The kernel that lays out, and the product's."""
+        return [self.lay_out(), self.product()], [*HEADERS]
+
+    def shape(self) -> list[str]:
+        """The product's type, and how its rows lie."""
+        boxes, box = self._boxes, self._boxes.box
+        dimensions = (generated_struct.value("ws::WindowDimension", each.fields) for each in box.dimensions)
+        shared = ", ".join(str(each).lower() for each in box.shared)
+        lines = super().shape()
+        lines[0] = lines[0].replace(f"{self.entry}_shape", f"{self.entry}_tiles")
+        return [
+            *lines,
+            f"using {self.entry}_shape = ws::WindowProduct<{self.entry}_tiles, ws::WindowShape{{",
+            f"    .dimensions = {{{', '.join(dimensions)}}},",
+            f"    .shared = {{{shared}}}, .images = {boxes.images}, .groups = {points(boxes.product.groups)}, "
+            f".channels = {boxes.channels}, .row_bytes = {boxes.row_bytes},",
+            f"    .eights = {box.eights}, .halves = {box.halves}, .boxes = {self._held}}}>;",
+        ]
+
+    def multiply(self, call: str) -> str:
+        """That of windows."""
+        del call
+        return "multiply_windows"
+
+    def threads(self) -> int:
+        """Of a block: warpgroups that multiply, and a warp that copies."""
+        return WARPGROUP_THREADS * self._tiling.warpgroups + 32
+
+    def shared_bytes(self) -> int:
+        """Of a block."""
+        return shared_bytes(self._boxes.box, self._tiling, self._held)
+
+    def cluster_count(self) -> int:
+        """Tiles of whole clusters."""
+        rows = -(-self._boxes.row_tiles // self._tiling.cluster)
+        return self._batch * rows * -(-self._n // self._tiling.columns)
+
+    def lay_out(self) -> Kernel:
+        """The kernel that lays out what is seen and the weights."""
+        product, convolution = self._boxes.product, self._boxes.product.convolution
+        loaded = {
+            part.buffer
+            for part in Interner().parts([convolution.seen, convolution.weight]).values()
+            if isinstance(part, Load)
+        }
+        buffers = tuple(buffer for buffer in convolution.nest.buffers if buffer.name in loaded)
+        read = replace(convolution.nest, stores=(), buffers=buffers)
+        text = KernelText(read, "", 1, reserved=_MEMBERS)
+        window_loops.name_elements(text.function, self._window)
+        at = (*product.images, *product.groups, *product.made)
+        positions = [slide.position for slide in product.slides]
+        elements = [slide.element.name if slide.element else "" for slide in product.slides]
+        see = _value(
+            text, convolution.seen, "see", at=_names(at), channel=_names(convolution.channels), position=positions
+        )
+        weigh = _value(
+            text, convolution.weight, "weight", at=_names(at), channel=_names(convolution.channels), element=elements
+        )
+        sizes = [
+            f"  using Offset = {text.offset};",
+            *(f"  using {name} = ws::Axes<{', '.join(str(axis.extent) for axis in axes) or 1}>;" for name, axes in (
+                ("Images", product.images), ("Groups", product.groups), ("Made", product.made),
+                ("Channels", convolution.channels),
+            )),
+            f"  static constexpr int kCount = {len(at)}, kGroup = {len(product.images)}, "
+            f"kMade = {len(product.images) + len(product.groups)};",
+            f"  static constexpr bool kAlongChannels = {str(product.is_along_channels).lower()};",
+            "",
+        ]  # fmt: skip
+        name, element = f"{self.entry}_windows", self._boxes.engine.element
+        lines = generated_struct.struct(name, text, [""], sizes, see, weigh)
+        lines += generated_struct.kernel(
+            name, text, f"lay_out<{self.entry}_shape>", LAY_OUT_THREADS, 3, {"seen": element, "weights": element},
+            f"{self.entry}_lay_out", shared={"tile": f"ws::LayOut<{self.entry}_shape, %>::Tile"},
+        )  # fmt: skip
+        made = [side.operand.buffer for side in self.operands.sides]
+        record = geometry.record(
+            f"{self.entry}_lay_out", self._boxes.lay_out_blocks, LAY_OUT_THREADS,
+            [address(name) for name in (*(buffer.name for buffer in buffers), *made)], made,
+        )  # fmt: skip
+        return Kernel(lines, record)
+
+
+def _names(axes: Sequence[Axis]) -> list[str]:
+    return [axis.name for axis in axes]
+
+
+def _value(text: KernelText, value: Expression, name: str, **arrays: Sequence[str]) -> list[str]:
+    """A function of coordinates, each array of which names axes; an empty name is of none."""
+    function, located = text.function, []
+    for array, axes in arrays.items():
+        names = [function.axes[axis] if axis in function.axes else function.names.take("only") for axis in axes]
+        located += generated_struct.located(names, array)
+    inner = generated_struct.body(text, [axis for axes in arrays.values() for axis in axes if axis])
+    inner.expect([value])
+    inner.line(f"return {inner.converted(value, value.type.compute)};")
+    given = (f"const {text.offset} (&{array})[{max(1, len(axes))}]" for array, axes in arrays.items())
+    return generated_struct.function(f"float {name}({', '.join(given)}) const", located + inner.lines)

@@ -1,0 +1,472 @@
+// A convolution as a product on tensor cores, for sm_90a: sums[group][m, n] = sum over k of seen[m, k] * weight[group][n, k],
+// where m is a position of outputs, n a channel that is made, and k goes over the elements of a window and a group's channels.
+//
+// `lay_out` writes what is seen to memory with channels as innermost axis, in whole boxes, zeros behind the last and around the
+// data; of a stride the positions between two outputs are channels too, so that every window slides by one. The product takes
+// tiles of 128 positions: the copy engine brings a box of what they see, with what hangs over along each dimension whose
+// elements are `shared`. An element of the window is the same box, begun some rows later: the swizzle follows from addresses, so
+// rows may begin at any of them. A row has 128 bytes of channels, or 64 or 32 where there are fewer; a step multiplies 128 bytes
+// of depth, of as many elements. Weights come in a ring of their own, in the order of steps, by 128 bytes: the copy engine takes
+// about as long for a short row. The rest is `ws_product.cuh`.
+#pragma once
+#include "ws_axes.cuh"
+#include "ws_product.cuh"
+
+namespace ws {
+
+// One that windows slide over. Position `at` of what is laid out, in the channels of a residue, is
+// at * stride + residue * apart - padding of the data; element k of a weight sees k * step positions behind its window's begin.
+struct WindowDimension {
+  int data, outputs, stride, padding, residues, apart;
+  int size, dilation;  // of windows in what is laid out
+  int elements, step;
+
+  WS_INLINE constexpr int reach() const { return (size - 1) * dilation; }
+  WS_INLINE constexpr int extent() const { return outputs + reach(); }
+  // The element of the weight that an element of what is laid out stands for, in a residue; -1 where there is none.
+  WS_INLINE constexpr int element(int laid, int residue) const {
+    const int behind = laid * dilation * stride + residue * apart;
+    return behind % step == 0 && behind / step < elements ? behind / step : -1;
+  }
+};
+
+// Three dimensions, outermost first, and the images beside them. A tile's rows are eight neighbours of the last dimension, eight
+// of `eights` and two of `halves` (dimensions; 3: images).
+struct WindowShape {
+  WindowDimension dimensions[3];
+  bool shared[3];  // whether a box has what all elements along a dimension see
+  int images, groups;
+  int channels;  // of a group, with those of all residues, in whole boxes
+  int row_bytes;
+  int eights, halves;
+  int boxes;  // in shared memory
+};
+
+// A few columns of a warpgroup's 64 rows on their way to other threads. Pairs of neighbours meet two at a bank at most.
+constexpr int kTurnedColumns = 32;
+struct Turned {
+  float sums[64][kTurnedColumns + 4];
+};
+
+// `P`: the product's shape, whose rows are those of all tiles.
+template <class P, WindowShape kGiven> struct WindowProduct : P {
+  using Element = typename P::Element;
+  static constexpr WindowShape kShape = kGiven;
+  // Warpgroups that multiply, then a warp that copies: so two blocks share an SM's registers with nothing handed over.
+  static constexpr int kThreads = 128 * P::kWarpgroups + 32;
+  static constexpr int kRowBytes = kShape.row_bytes, kRowDepth = kRowBytes / sizeof(Element);
+  static constexpr int kStepElements = 128 / kRowBytes;  // of a window
+  static constexpr int kChannelBoxes = kShape.channels / kRowDepth;
+
+  // Of copies, so that device code may ask for any dimension.
+  static WS_INLINE constexpr WindowDimension dimension(int d) {
+    constexpr WindowShape shape = kGiven;
+    return shape.dimensions[d];
+  }
+  static WS_INLINE constexpr bool is_shared(int d) {
+    constexpr WindowShape shape = kGiven;
+    return d < 3 && shape.shared[d];
+  }
+  static WS_INLINE constexpr int outputs(int d) { return d == 3 ? kShape.images : dimension(d).outputs; }
+  // Outputs of a tile along a dimension, and of what its box has.
+  static WS_INLINE constexpr int tile(int d) {
+    return (d == 2 ? 8 : 1) * (d == kShape.eights ? 8 : 1) * (d == kShape.halves ? 2 : 1);
+  }
+  static WS_INLINE constexpr int box(int d) { return tile(d) + (is_shared(d) ? dimension(d).reach() : 0); }
+  static WS_INLINE constexpr int tiles(int d) { return (outputs(d) + tile(d) - 1) / tile(d); }
+  // Rows of a box from one neighbour to the next.
+  static WS_INLINE constexpr int pitch(int d) {
+    return d == 2 ? 1 : d == 1 ? box(2) : d == 0 ? box(1) * box(2) : box(0) * box(1) * box(2);
+  }
+  static constexpr int kEightsStep = kShape.eights == 2 ? 8 : 1;  // outputs from one eight to the next
+  static constexpr int kEightsPitch = pitch(kShape.eights) * kEightsStep;
+  static constexpr int kHalvesStep = (kShape.halves == 2 ? 8 : 1) * (kShape.halves == kShape.eights ? 8 : 1);
+  static constexpr int kHalvesPitch = pitch(kShape.halves) * kHalvesStep;
+  static constexpr int kBoxRows = box(3) * pitch(3);
+  static WS_INLINE constexpr int count(bool of_shared) {
+    int product = 1;
+    for (int d = 0; d < 3; ++d)
+      if (is_shared(d) == of_shared) product *= dimension(d).size;
+    return product;
+  }
+  static constexpr int kElements = count(true);                // that a box is used for
+  static constexpr int kUnits = count(false) * kChannelBoxes;  // boxes of a tile
+  static constexpr int kBoxSteps = (kElements + kStepElements - 1) / kStepElements;
+  static constexpr int kWeightDepth = kUnits * kBoxSteps * P::kStageDepth;
+
+  struct Shared {
+    alignas(1024) Element right[P::kStages][P::kTileColumns * P::kStageDepth];
+    alignas(1024) Element box[kShape.boxes][(kBoxRows * kRowBytes + 1023) / 1024 * (1024 / sizeof(Element))];
+    Turned turned[P::kPack > 2 ? 1 : P::kWarpgroups];
+    Barrier filled[P::kStages], free[P::kStages], box_filled[kShape.boxes], box_free[kShape.boxes];
+  };
+
+  // The first output of a tile of rows: where along each dimension, and its image.
+  struct Place {
+    int at[4];
+    WS_INLINE explicit Place(int number) {
+#pragma unroll
+      for (int d = 2; d >= 0; --d) {
+        at[d] = number % tiles(d) * tile(d);
+        number /= tiles(d);
+      }
+      at[3] = number * tile(3);
+    }
+  };
+
+  // The number of the position that a row of the tiles is, images outermost; -1 where it is none.
+  static WS_INLINE int position(int row) {
+    Place place(row / kTileRows);
+    place.at[2] += row % 8;
+    place.at[kShape.eights] += row / 8 % 8 * kEightsStep;
+    place.at[kShape.halves] += row / 64 % 2 * kHalvesStep;
+    int number = place.at[3];
+    bool is_one = place.at[3] < kShape.images;
+#pragma unroll
+    for (int d = 0; d < 3; ++d) {
+      number = number * outputs(d) + place.at[d];
+      is_one = is_one && place.at[d] < outputs(d);
+    }
+    return is_one ? number : -1;
+  }
+
+  // An element of the window in what is laid out: of a unit the one that its box begins with, of a step one that it shares.
+  struct WindowElement {
+    int at[3] = {};
+    template <bool kShared> WS_INLINE void find(int number) {
+#pragma unroll
+      for (int d = 2; d >= 0; --d) {
+        if (is_shared(d) != kShared) continue;
+        at[d] = number % dimension(d).size;
+        number /= dimension(d).size;
+      }
+    }
+    // Rows of a box before those that it sees.
+    WS_INLINE int rows() const {
+      int sum = 0;
+#pragma unroll
+      for (int d = 0; d < 3; ++d) sum += is_shared(d) ? at[d] * dimension(d).dilation * pitch(d) : 0;
+      return sum;
+    }
+  };
+};
+
+// The boxes of a block's tiles, one after the other, as they are asked for.
+template <class P> struct Boxes {
+  int number = blockIdx.x / P::kCluster, unit = 0;
+  RingPlace<P::kShape.boxes> place;
+
+  WS_INLINE void ask(typename P::Shared& shared, const TensorMap& seen, int rank) {
+    if (number >= P::kTiles) return;
+    const typename P::Tile tile = P::tile_at(number);
+    typename P::Place first(tile.first_row(rank) / kTileRows);
+    typename P::WindowElement element;
+    element.template find<false>(unit / P::kChannelBoxes);
+#pragma unroll
+    for (int d = 0; d < 3; ++d) first.at[d] += element.at[d] * P::dimension(d).dilation;
+    Barrier& filled = shared.box_filled[place.stage];
+    shared.box_free[place.stage].wait(place.parity ^ 1);
+    filled.expect(P::kBoxRows * P::kRowBytes);
+    const int channel = tile.layer * P::kShape.channels + unit % P::kChannelBoxes * P::kRowDepth;
+    copy_box(seen, filled, shared.box[place.stage], channel, first.at[2], first.at[1], first.at[0], first.at[3]);
+    place.advance();
+    if (++unit == P::kUnits) unit = 0, number += gridDim.x / P::kCluster;
+  }
+};
+
+template <class P>
+WS_INLINE void copy_windows(typename P::Shared& shared, const TensorMap& seen, const TensorMap& weights, int rank) {
+  constexpr int kShare = P::kTileColumns / P::kCluster;
+  constexpr int kAsk = (P::kBoxSteps < P::kStages ? P::kBoxSteps : P::kStages) - 1;  // the box before last has been read by then
+  RingPlace<P::kStages> place;
+  Boxes<P> boxes;
+  boxes.ask(shared, seen, rank);
+  for (int number = blockIdx.x / P::kCluster; number < P::kTiles; number += gridDim.x / P::kCluster) {
+    const typename P::Tile tile = P::tile_at(number);
+    for (int step = 0; step < P::kUnits * P::kBoxSteps; ++step) {
+      Barrier& filled = shared.filled[place.stage];
+      shared.free[place.stage].wait(place.parity ^ 1);
+      filled.expect(sizeof(shared.right[0]));
+      copy_rows<1, P::kRight, P::kRightLayers, kShare, P::kTileColumns, P::kCluster>(
+          weights, filled, shared.right[place.stage] + rank * kShare * P::kStageDepth, step * P::kStageDepth,
+          tile.first_column() + rank * kShare, tile.layer);
+      place.advance();
+      if (step % P::kBoxSteps == kAsk) boxes.ask(shared, seen, rank);
+    }
+  }
+  // No block may leave while another still fills its memory or arrives at its barriers.
+  for (int i = 0; i < P::kStages; ++i) {
+    shared.free[place.stage].wait(place.parity ^ 1);
+    place.advance();
+  }
+}
+
+// An operand of rows of `kBytes` each, swizzled as wide, in eights that are `kPitch` rows apart; the first may begin at any row.
+template <int kBytes, int kPitch> WS_INLINE uint64 rows_at(const void* rows) {
+  constexpr uint64 kSwizzle = kBytes == 128 ? 1 : kBytes == 64 ? 2 : 3, kEight = kPitch * kBytes / 16;
+  return (kSwizzle << 62) | (kEight << 32) | (1ULL << 16) | ((shared_address(rows) & 0x3ffff) >> 4);
+}
+
+// The sums of one tile's 64 rows; what lies in the places moves on.
+template <class P>
+WS_INLINE void multiply_window_tile(typename P::Shared& shared, RingPlace<P::kShape.boxes>& box, RingPlace<P::kStages>& place,
+                                    int warpgroup, float (&sums)[P::kSums]) {
+  using Element = typename P::Element;
+  const int rows = warpgroup % 2 * P::kHalvesPitch;
+  int previous = -1, previous_box = -1;
+#pragma unroll 1
+  for (int unit = 0; unit < P::kUnits; ++unit) {
+    shared.box_filled[box.stage].wait(box.parity);
+#pragma unroll 1
+    for (int step = 0; step < P::kBoxSteps; ++step) {
+      shared.filled[place.stage].wait(place.parity);
+      const uint64 right = operand_at<kAlong>(shared.right[place.stage] + own_columns<P>(warpgroup));
+      products_begin();
+#pragma unroll
+      for (int i = 0; i < P::kStepElements; ++i) {
+        typename P::WindowElement element;
+        element.template find<true>(step * P::kStepElements + i);
+        if (P::kElements % P::kStepElements != 0 && step * P::kStepElements + i >= P::kElements) break;
+        const uint64 left = rows_at<P::kRowBytes, P::kEightsPitch>(shared.box[box.stage] + (rows + element.rows()) * P::kRowDepth);
+#pragma unroll
+        for (int k = 0; k < P::kRowDepth; k += P::kProductDepth)
+          multiply_add<Element, kAlong, kAlong>(sums, further<kAlong, Element>(left, k),
+                                                further<kAlong, Element>(right, i * P::kRowDepth + k),
+                                                (previous >= 0) | (i + k > 0));
+      }
+      products_commit();
+      products_wait<1>();
+      if (previous >= 0) release<P>(shared.free[previous]);
+      if (previous_box >= 0) {
+        if (threadIdx.x % 32 == 0) shared.box_free[previous_box].arrive();
+        previous_box = -1;
+      }
+      previous = place.stage;
+      place.advance();
+    }
+    previous_box = box.stage;
+    box.advance();
+  }
+  products_wait<0>();
+  settle(sums);
+  release<P>(shared.free[previous]);
+  if (threadIdx.x % 32 == 0) shared.box_free[previous_box].arrive();
+}
+
+WS_INLINE void meet_warpgroup(int warpgroup) { asm volatile("bar.sync %0, 128;" ::"r"(1 + warpgroup) : "memory"); }
+
+// Takes a tile's sums to the end, by the number of the position. Where channels are no neighbours in memory, positions are:
+// sums go to other threads, so that those of a warp store neighbours.
+template <class P, class Finish>
+WS_INLINE void finish_positions(const typename P::Tile& tile, int rank, int warpgroup, float (&sums)[P::kSums],
+                                typename P::Shared& shared, const Finish& finish) {
+  if constexpr (P::kPack > 2) {
+    const auto end = [&](int layer, int row, int n, const Pack<float, P::kPack>& pack) {
+      const int m = P::position(row);
+      if (m >= 0) finish(layer, m, n, pack);
+    };
+    finish_tile<P>({tile, rank, warpgroup}, sums, nullptr, nullptr, end);
+  } else {
+    Turned& turned = shared.turned[warpgroup];
+    const int lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32;
+    const int first_row = tile.first_row(rank) + warpgroup % 2 * 64;
+    const int first_column = tile.first_column() + warpgroup / 2 * P::kOwnColumns;
+    const int m[2] = {P::position(first_row + lane), P::position(first_row + 32 + lane)};
+#pragma unroll
+    for (int begin = 0; begin < P::kOwnColumns; begin += kTurnedColumns) {
+      meet_warpgroup(warpgroup);
+#pragma unroll
+      for (int i = 0; i < kTurnedColumns / 8; ++i) {
+        const float* from = sums + (begin / 8 + i) * 4;
+        const int row = 16 * warp + lane / 4, column = 8 * i + 2 * (lane % 4);
+        *reinterpret_cast<Pack<float, 2>*>(&turned.sums[row][column]) = {from[0], from[1]};
+        *reinterpret_cast<Pack<float, 2>*>(&turned.sums[row + 8][column]) = {from[2], from[3]};
+      }
+      meet_warpgroup(warpgroup);
+#pragma unroll
+      for (int i = 0; i < kTurnedColumns / 8; ++i) {
+        const int column = 2 * (4 * i + warp), n = first_column + begin + column;
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const auto pair = *reinterpret_cast<const Pack<float, 2>*>(&turned.sums[32 * half + lane][column]);
+          if (m[half] >= 0 && n < P::kN) finish(tile.layer, m[half], n, pair);
+        }
+      }
+    }
+  }
+}
+
+// The whole product; `finish(group, m, n, sums)` as `multiply` has it, m by the position's number.
+template <class P, class Finish>
+WS_INLINE void multiply_windows(const TensorMap& seen, const TensorMap& weights, const float*, const float*,
+                                const Finish& finish) {
+  extern __shared__ char memory[];
+  typename P::Shared& shared =
+      *reinterpret_cast<typename P::Shared*>((reinterpret_cast<uint64>(memory) + 1023) / 1024 * 1024);
+  const int rank = P::kCluster > 1 ? rank_in_cluster() : 0;
+  if (threadIdx.x == 0) {
+    prefetch_map(seen);
+    prefetch_map(weights);
+    for (int i = 0; i < P::kStages; ++i) {
+      shared.filled[i].begin(1);
+      shared.free[i].begin(4 * P::kWarpgroups * P::kCluster);
+    }
+    for (int i = 0; i < P::kShape.boxes; ++i) {
+      shared.box_filled[i].begin(1);
+      shared.box_free[i].begin(4 * P::kWarpgroups);
+    }
+    publish_barriers();
+  }
+  if constexpr (P::kCluster > 1) meet_cluster();
+  else __syncthreads();
+
+  const int warpgroup = threadIdx.x / 128;
+  if (warpgroup == P::kWarpgroups) {
+    if (threadIdx.x % 32 == 0) copy_windows<P>(shared, seen, weights, rank);
+    return;
+  }
+  RingPlace<P::kStages> place;
+  RingPlace<P::kShape.boxes> box;
+  for (int number = blockIdx.x / P::kCluster; number < P::kTiles; number += gridDim.x / P::kCluster) {
+    float sums[P::kSums];
+    multiply_window_tile<P>(shared, box, place, warpgroup, sums);
+    finish_positions<P>(P::tile_at(number), rank, warpgroup, sums, shared, finish);
+  }
+}
+
+// ---- what is multiplied, laid out --------------------------------------------------------------------------
+
+constexpr int kLayOutThreads = 256, kLayOutBytes = 64 * 128;  // of a tile
+
+// Coordinates of point `number` of some axes, at their place among those of all others.
+template <class Axes, int kFirst, class Offset, int kCount> WS_INLINE void place_at(int number, Offset (&at)[kCount]) {
+  if constexpr (Axes::points() > 1) {
+    Offset found[Axes::kCount];
+    Axes::locate(number, found);
+#pragma unroll
+    for (int k = 0; k < Axes::kCount; ++k) at[kFirst + k] = found[k];
+  }
+}
+
+// The generated struct W's are:
+//
+//   Offset                              int, or int64 where a buffer needs it
+//   Images, Groups, Made, Channels      axes: of what is seen alone, of both, of weights alone; those that are summed over
+//   kCount, kGroup, kMade               coordinates of the first three; where those of the second and third begin
+//   kAlongChannels                      whether channels are neighbours in memory, rather than positions
+//   see(at, channel, position)          what lies at a position of the data
+//   weight(at, channel, element)        the weight of an element of the window
+template <class P, class W> struct LayOut {
+  using Element = typename P::Element;
+  using Offset = typename W::Offset;
+  static constexpr WindowShape kShape = P::kShape;
+  static constexpr int kDepth = P::kRowDepth, kPositions = kLayOutBytes / P::kRowBytes;
+  static constexpr int kStored = 16 / sizeof(Element);  // elements that a thread stores at once
+  static constexpr int kChannels = static_cast<int>(W::Channels::points());
+  static constexpr int kResidues = P::dimension(0).residues * P::dimension(1).residues * P::dimension(2).residues;
+  static constexpr int64 kAll =  // positions of an image
+      static_cast<int64>(P::dimension(0).extent()) * P::dimension(1).extent() * P::dimension(2).extent();
+  static constexpr int64 kParts = (kAll + kPositions - 1) / kPositions;
+  static constexpr int64 kBlocks = kParts * P::kChannelBoxes * kShape.groups * kShape.images;
+  static constexpr int kMade = static_cast<int>(W::Made::points());
+  static constexpr int64 kWeights = static_cast<int64>(kShape.groups) * kMade * P::kWeightDepth;
+  // An odd number of words from row to row, so that threads below each other do not meet at one bank.
+  using Tile = Element[kDepth][kPositions + 4 / sizeof(Element)];
+
+  // A channel of what is laid out: its residue along each dimension, and its own coordinates; false behind the last.
+  struct Channel {
+    int residue[3];
+    Offset at[W::Channels::kCount];
+    bool is_one;
+    WS_INLINE explicit Channel(int number) : is_one(number < kResidues * kChannels) {
+      W::Channels::locate(number % kChannels, at);
+      number /= kChannels;
+#pragma unroll
+      for (int d = 2; d >= 0; --d) {
+        residue[d] = number % P::dimension(d).residues;
+        number /= P::dimension(d).residues;
+      }
+    }
+  };
+
+  static WS_INLINE float see(const W& window, const Offset (&at)[W::kCount], const Channel& channel, int64 number) {
+    Offset position[3];
+    unsigned rest = static_cast<unsigned>(number);
+    bool is_inside = channel.is_one && number < kAll;
+#pragma unroll
+    for (int d = 2; d >= 0; --d) {
+      const WindowDimension dimension = P::dimension(d);
+      const int laid = rest % static_cast<unsigned>(dimension.extent());
+      rest /= static_cast<unsigned>(dimension.extent());
+      position[d] = laid * dimension.stride + channel.residue[d] * dimension.apart - dimension.padding;
+      is_inside = is_inside && position[d] >= 0 && position[d] < dimension.data;
+    }
+    return is_inside ? window.see(at, channel.at, position) : 0.0f;
+  }
+
+  static WS_INLINE void data(const W& window, int64 block, Element* __restrict__ to, Tile& tile) {
+    const int64 first = block % kParts * kPositions;
+    block /= kParts;
+    const int box = block % P::kChannelBoxes, group = block / P::kChannelBoxes % kShape.groups;
+    const int image = static_cast<int>(block / P::kChannelBoxes / kShape.groups);
+    Offset at[W::kCount] = {};
+    place_at<typename W::Images, 0>(image, at);
+    place_at<typename W::Groups, W::kGroup>(group, at);
+#pragma unroll
+    for (int i = 0; i < kDepth * kPositions / kLayOutThreads; ++i) {
+      const int number = i * kLayOutThreads + threadIdx.x;
+      const int channel = W::kAlongChannels ? number % kDepth : number / kPositions;
+      const int position = W::kAlongChannels ? number / kDepth : number % kPositions;
+      tile[channel][position] = narrow<Element>(see(window, at, Channel(box * kDepth + channel), first + position));
+    }
+    __syncthreads();
+    constexpr int kPieces = kDepth / kStored;
+#pragma unroll
+    for (int i = 0; i < kPieces * kPositions / kLayOutThreads; ++i) {
+      const int number = i * kLayOutThreads + threadIdx.x, piece = number % kPieces, position = number / kPieces;
+      if (first + position >= kAll) continue;
+      Pack<Element, kStored> pack;
+#pragma unroll
+      for (int e = 0; e < kStored; ++e) pack[e] = tile[piece * kStored + e][position];
+      const int64 place = (image * kAll + first + position) * kShape.groups + group;
+      store(to + place * kShape.channels + box * kDepth + piece * kStored, pack);
+    }
+  }
+
+  static WS_INLINE void weights(const W& window, int64 block, Element* __restrict__ to) {
+    const int64 number = block * kLayOutThreads + threadIdx.x;
+    if (number >= kWeights) return;
+    const int depth = number % P::kWeightDepth, row = number / P::kWeightDepth;
+    const int unit = depth / (P::kBoxSteps * P::kStageDepth), inside = depth % (P::kBoxSteps * P::kStageDepth) / P::kRowDepth;
+    const Channel channel(unit % P::kChannelBoxes * P::kRowDepth + depth % P::kRowDepth);
+    typename P::WindowElement element;
+    element.template find<false>(unit / P::kChannelBoxes);
+    element.template find<true>(inside);
+    Offset elements[3];
+    bool is_one = channel.is_one && inside < P::kElements;
+#pragma unroll
+    for (int d = 0; d < 3; ++d) {
+      elements[d] = P::dimension(d).element(element.at[d], channel.residue[d]);
+      is_one = is_one && elements[d] >= 0;
+    }
+    float value = 0.0f;
+    if (is_one) {
+      Offset at[W::kCount] = {};
+      place_at<typename W::Groups, W::kGroup>(row / kMade, at);
+      place_at<typename W::Made, W::kMade>(row % kMade, at);
+      value = window.weight(at, channel.at, elements);
+    }
+    to[number] = narrow<Element>(value);
+  }
+};
+
+template <class P, class W>
+WS_INLINE void lay_out(const W& window, typename P::Element* __restrict__ seen, typename P::Element* __restrict__ weights,
+                       typename LayOut<P, W>::Tile& tile) {
+  using Made = LayOut<P, W>;
+  const int64 block = blockIdx.x;
+  if (block < Made::kBlocks) Made::data(window, block, seen, tile);
+  else Made::weights(window, block - Made::kBlocks, weights);
+}
+
+}  // namespace ws

@@ -1,0 +1,213 @@
+"""Convolutions as products on tensor cores: which are, how they are laid out, and that the kernels compile."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from convolutions import Case, Convolve, Shapes, convolved, drawn, nest_of, random_cases
+from torch import nn
+
+from agent_synthesis import generator
+from agent_synthesis.emit.cuda.products.convolution_product import CudaConvolutionProduct
+from agent_synthesis.emit.cuda.products.product_engine import ENGINES, EngineName
+from agent_synthesis.emit.cuda.products.product_tiling import TILE_ROWS
+from agent_synthesis.emit.cuda.products.window_boxes import Boxes
+from agent_synthesis.graphs.graph_index import GraphIndex
+from agent_synthesis.nests.analysis.convolution_product import convolution_product
+from agent_synthesis.nests.ir import Nest
+from agent_synthesis.plans import moves
+from agent_synthesis.plans.plan import plan_zero
+from agent_synthesis.schedule import Emission
+from gpu_bench import policy
+from warpsmith.errors import IllegalMove
+from warpsmith.graphs.capture import capture
+from warpsmith.hardware import H200
+from warpsmith.v1 import analysis_pb2, artifact_pb2, task_pb2
+
+SCHEDULE = CudaConvolutionProduct(H200)
+
+
+def boxes_of(nest: Nest, engine: EngineName = EngineName.TF32) -> Boxes:
+    found = convolution_product(nest)
+    assert found is not None
+    return Boxes(found, ENGINES[engine])
+
+
+def empty(*shapes: tuple[int, ...], dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
+    return [torch.empty(shape, device="meta", dtype=dtype) for shape in shapes]
+
+
+KINDS: list[tuple[Convolve, Shapes]] = [
+    (convolved("conv2d", padding=1), ((2, 5, 9, 8), (6, 5, 3, 3))),
+    (convolved("conv2d", stride=4, padding=2), ((1, 3, 31, 30), (4, 3, 11, 11))),
+    (convolved("conv2d", stride=(2, 3), padding=(4, 1), dilation=(3, 2)), ((2, 4, 17, 21), (3, 4, 3, 2))),
+    (convolved("conv2d", stride=2, padding=1, dilation=2), ((2, 4, 17, 21), (3, 4, 3, 2))),
+    (convolved("conv2d", stride=2), ((2, 4, 17, 21), (3, 4, 1, 3))),
+    (convolved("conv2d", padding=1, groups=2), ((2, 6, 7, 7), (8, 3, 3, 3))),
+    (convolved("conv1d", stride=3, dilation=4), ((3, 4, 60), (5, 4, 3))),
+    (convolved("conv3d", stride=(1, 2, 1), padding=(2, 0, 1)), ((1, 3, 5, 6, 7), (4, 3, 3, 2, 3))),
+]
+
+
+def product_of_boxes(boxes: Boxes, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """The convolution of one group, from what is laid out: x (image, channel, …), weight (made, channel, …)."""
+    dimensions = boxes.dimensions[3 - (x.dim() - 2) :]
+    fields = [each.fields for each in dimensions]
+    total = torch.zeros(x.shape[0], weight.shape[0], *(each.outputs for each in dimensions), dtype=torch.float64)
+    for residue in itertools.product(*(range(each.residues) for each in dimensions)):
+        laid = x.double()
+        for axis, (each, f, r) in enumerate(zip(dimensions, fields, residue, strict=True), start=2):
+            at = torch.arange(each.extent) * f["stride"] + r * f["apart"] - f["padding"]
+            seen = laid.index_select(axis, at.clamp(0, f["data"] - 1))
+            inside = ((at >= 0) & (at < f["data"])).view(-1, *[1] * (x.dim() - 1 - axis))
+            laid = torch.where(inside, seen, 0.0)
+        for element in itertools.product(*(range(each.size) for each in dimensions)):
+            behind = [
+                e * f["dilation"] * f["stride"] + r * f["apart"]
+                for e, r, f in zip(element, residue, fields, strict=True)
+            ]
+            taps = [b // f["step"] for b, f in zip(behind, fields, strict=True)]
+            if any(b % f["step"] or b // f["step"] >= f["elements"] for b, f in zip(behind, fields, strict=True)):
+                continue
+            part = laid
+            for axis, (e, each) in enumerate(zip(element, dimensions, strict=True), start=2):
+                part = part.narrow(axis, e * each.dilation, each.outputs)
+            total += torch.einsum("nc...,oc->no...", part, weight.double()[(..., *taps)])
+    return total
+
+
+@pytest.mark.parametrize(("function", "shapes"), KINDS)
+def test_what_is_laid_out_makes_the_convolution(function: Convolve, shapes: Shapes) -> None:
+    x, weight = drawn(shapes)
+    boxes = boxes_of(nest_of(function, x, weight))
+    groups = x.shape[1] // weight.shape[1]
+    parts = zip(x.chunk(groups, 1), weight.chunk(groups), strict=True)
+    found = torch.cat([product_of_boxes(boxes, *part) for part in parts], 1)
+    torch.testing.assert_close(found, function(x.double(), weight.double()))
+
+
+def test_every_output_is_a_row_of_one_tile() -> None:
+    for case in [Case.of(function, drawn(shapes)) for function, shapes in KINDS] + random_cases(40):
+        if convolution_product(case.nest) is None:
+            continue
+        box = boxes_of(case.nest).box
+        assert math.prod(box.tile) == TILE_ROWS
+        extents = [*(each.outputs for each in box.dimensions), box.images]
+        assert box.tiles == math.prod(-(-e // t) for e, t in zip(extents, box.tile, strict=True))
+        rows = itertools.product((0, 1), range(8), range(8))
+        places = set()
+        for half, eight, inner in rows:
+            at = [0, 0, inner, 0]
+            at[box.eights] += eight * (8 if box.eights == 2 else 1)
+            at[box.halves] += half * (8 if box.halves == 2 else 1) * (8 if box.halves == box.eights else 1)
+            places.add(tuple(at))
+        assert places == set(itertools.product(*map(range, box.tile)))
+
+
+def test_a_box_is_shared_where_that_saves_copies_and_fits() -> None:
+    deep = boxes_of(nest_of(convolved("conv2d", padding=1), *empty((8, 64, 56, 56), (64, 64, 3, 3)))).box
+    assert deep.elements == 9
+    assert deep.rows < 9 * TILE_ROWS
+    far = boxes_of(nest_of(convolved("conv2d", dilation=60), *empty((8, 64, 256, 256), (64, 64, 3, 3)))).box
+    assert far.elements < 9
+
+
+def test_few_channels_lie_in_short_rows_and_a_stride_makes_more_of_them() -> None:
+    for shapes, options, row_bytes, channels in (
+        (((8, 3, 32, 32), (16, 3, 3, 3)), {}, 32, 8),
+        (((8, 16, 32, 32), (16, 16, 3, 3)), {}, 64, 16),
+        (((8, 40, 32, 32), (16, 40, 3, 3)), {}, 128, 64),
+        (((8, 3, 32, 32), (16, 3, 7, 7)), {"stride": 2}, 64, 16),
+        (((8, 3, 64, 64), (16, 3, 11, 11)), {"stride": 4}, 128, 64),
+    ):
+        boxes = boxes_of(nest_of(convolved("conv2d", **options), *empty(*shapes)))
+        assert (boxes.row_bytes, boxes.channels) == (row_bytes, channels), shapes
+
+
+@pytest.mark.parametrize(
+    ("function", "shapes", "taken"),
+    [
+        (convolved("conv2d", padding=1), ((2, 64, 14, 14), (64, 64, 3, 3)), True),
+        (convolved("conv2d", padding=1, groups=4), ((2, 64, 14, 14), (64, 16, 3, 3)), True),
+        (convolved("conv2d", padding=1, groups=64), ((2, 64, 14, 14), (64, 1, 3, 3)), False),  # makes one of each
+        (convolved("conv_transpose2d"), ((2, 64, 14, 14), (64, 32, 3, 3)), True),
+        (convolved("conv2d", stride=2), ((2, 64, 14, 14), (64, 64, 4, 4)), True),
+        (convolved("conv2d", stride=2), ((2, 64, 14, 14), (64, 64, 1, 1)), True),
+        (convolved("conv2d", stride=2), ((2, 64, 14, 14), (64, 64, 3, 3)), False),  # zeros beside a window
+        (convolved("conv_transpose2d", stride=2), ((2, 64, 14, 14), (64, 32, 4, 4)), True),  # phases are made
+        (convolved("conv_transpose2d", stride=2), ((2, 64, 14, 14), (64, 32, 3, 3)), False),  # and not all have as much
+    ],
+)
+def test_dense_convolutions_of_floats_are_taken(function: Convolve, shapes: Shapes, taken: bool) -> None:
+    for dtype in (torch.float32, torch.float16, torch.bfloat16):
+        assert SCHEDULE.accepts(nest_of(function, *empty(*shapes, dtype=dtype))) is taken
+    assert not SCHEDULE.accepts(nest_of(function, *empty(*shapes, dtype=torch.float64)))
+
+
+def test_factors_of_two_types_are_not_taken() -> None:
+    x, weight = torch.empty(2, 64, 9, 9, dtype=torch.bfloat16), torch.empty(64, 64, 3, 3)
+    assert not SCHEDULE.accepts(nest_of(lambda a, b: F.conv2d(a.float(), b), x, weight))
+
+
+LARGE: list[tuple[Convolve, Shapes, torch.dtype]] = [
+    (convolved("conv2d", padding=1), ((8, 64, 512, 512), (128, 64, 3, 3), (128,)), torch.float32),
+    (convolved("conv2d", padding=3, stride=2), ((64, 3, 224, 224), (64, 3, 8, 8)), torch.float32),
+    (convolved("conv2d", padding=1, groups=4), ((64, 64, 56, 56), (128, 16, 3, 3)), torch.float32),
+    (convolved("conv_transpose3d"), ((16, 32, 16, 32, 64), (32, 16, 3, 5, 7)), torch.float32),
+    (convolved("conv1d", stride=3, dilation=2), ((8, 64, 52428), (128, 64, 1)), torch.float32),
+    (convolved("conv2d", padding=1), ((32, 256, 56, 56), (256, 256, 3, 3)), torch.bfloat16),
+    (convolved("conv2d", padding=1, stride=2), ((64, 128, 56, 56), (128, 128, 4, 4)), torch.float16),
+    (
+        lambda x, w: F.conv2d(x.to(memory_format=torch.channels_last), w, padding=1).relu(),
+        ((8, 64, 56, 56), (64, 64, 3, 3)),
+        torch.bfloat16,
+    ),
+]
+
+
+@pytest.mark.parametrize(("function", "shapes", "dtype"), LARGE)
+def test_large_ones_compile_for_sm_90a_and_spill_next_to_nothing(
+    function: Convolve, shapes: Shapes, dtype: torch.dtype, compile_cuda: Callable[[Emission], str]
+) -> None:
+    nest = nest_of(function, *empty(*shapes, dtype=dtype))
+    told = compile_cuda(SCHEDULE.emit(nest, SCHEDULE.defaults(nest)))
+    spilled = [int(each) for each in re.findall(r"(\d+) bytes spill stores", told)]
+    assert len(spilled) == 2
+    assert max(spilled) <= 16
+
+
+def test_a_search_may_try_tiles_rings_and_residents_and_each_compiles(
+    compile_cuda: Callable[[Emission], str],
+) -> None:
+    nest = nest_of(LARGE[0][0], *empty(*LARGE[0][1]))
+    default = SCHEDULE.defaults(nest)
+    tried = SCHEDULE.alternatives(nest, default)
+    for name in ("resident", "columns", "cluster", "raster"):
+        assert any(getattr(each, name) != getattr(default, name) for each in tried), name
+    for settings in tried[::3]:
+        compile_cuda(SCHEDULE.emit(nest, settings))
+    with pytest.raises(IllegalMove, match="bytes of shared memory"):
+        SCHEDULE.emit(nest, replace(default, columns=256, stages=8, resident=1))
+    with pytest.raises(IllegalMove, match="registers a thread"):
+        SCHEDULE.emit(nest, replace(default, columns=256, stages=2, boxes=2, resident=2))
+
+
+def test_a_convolution_with_its_tail_is_one_group_whose_program_is_let_run() -> None:
+    module = nn.Sequential(nn.Conv2d(64, 128, 3, padding=1), nn.SiLU())
+    plan = plan_zero(GraphIndex(capture(module, (torch.empty(4, 64, 20, 20),))), task_pb2.TARGET_CUDA)
+    plan = moves.apply(plan, analysis_pb2.Move(kind=analysis_pb2.MOVE_KIND_AUTHOR, group="silu"))
+    plan = moves.apply(plan, analysis_pb2.Move(kind=analysis_pb2.MOVE_KIND_FUSE, group="silu", choice="*"))
+    assert [group.schedule for group in plan.groups] == ["cuda_convolution_product"]
+    program = generator.generate(plan)
+    assert [step.launch.entry.rpartition("_")[2] for step in program.steps] == ["out", "product"]
+    maps = [a.tensor_map for a in program.steps[1].launch.arguments if a.HasField("tensor_map")]
+    assert [len(each.extents) for each in maps] == [5, 4]
+    artifact = artifact_pb2.Artifact(program_digest=program.digest)
+    assert policy.objections(program, artifact, lambda _: False) == []
