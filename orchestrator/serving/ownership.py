@@ -21,7 +21,8 @@ from typing import IO
 
 import sqlalchemy as sa
 
-from orchestrator.archive import OWNERS, RUNS, Archive
+from orchestrator.archive import Archive
+from orchestrator.archiving.tables import OWNERS, RUNS
 from orchestrator.search_run import ENDED
 from warpsmith.errors import ArchiveFault, Infrastructure, RunLost
 from warpsmith.sandbox import private_files
