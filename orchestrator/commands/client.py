@@ -255,9 +255,21 @@ def create(
     return client.CreateRun(request, timeout=30.0).run
 
 
-def latest(client: Optimization, count: int) -> Sequence[run_pb2.Run]:
-    """At most so many runs, newest first."""
-    return client.ListRuns(messages.ListRunsRequest(limit=count), timeout=30.0).runs
+def latest(
+    client: Optimization, count: int, *, task_digest: str = "", before: float = 0.0, light: bool = False
+) -> list[run_pb2.Run]:
+    """At most so many runs, newest first, a page at a time; the rest as `ListRunsRequest` has it."""
+    found: dict[str, run_pb2.Run] = {}
+    while len(found) < count:
+        request = messages.ListRunsRequest(
+            limit=count - len(found), task_digest=task_digest, before=before, light=light
+        )
+        page = client.ListRuns(request, timeout=30.0).runs
+        if all(run.id in found for run in page):
+            break
+        found |= {run.id: run for run in page}
+        before = page[-1].created_at
+    return list(found.values())
 
 
 def cancel(client: Optimization, run_id: str) -> run_pb2.Run:
@@ -265,16 +277,16 @@ def cancel(client: Optimization, run_id: str) -> run_pb2.Run:
     return client.CancelRun(messages.CancelRunRequest(run_id=run_id), timeout=30.0).run
 
 
-def trials(client: Optimization, run_id: str) -> list[trial_pb2.Trial]:
+def trials(client: Optimization, run_id: str) -> Iterator[trial_pb2.Trial]:
     """The trials of a run, without sources, a page at a time; all at once from a server that knows no pages."""
-    found: list[trial_pb2.Trial] = []
+    after = 0
     while True:
-        after = found[-1].number if found else 0
         request = messages.ListTrialsRequest(run_id=run_id, after=after, limit=PAGE_TRIALS)
         page = client.ListTrials(request, timeout=30.0).trials
         if not page or page[0].number <= after:
-            return found
-        found += page
+            return
+        yield from page
+        after = page[-1].number
 
 
 def trial(client: Optimization, run_id: str, number: int) -> trial_pb2.Trial | None:

@@ -151,15 +151,19 @@ class RunHost:
         runs = [story.run for story in self._stories.copy().values() if not story.ended]
         return list(map(light, sorted(runs, key=lambda run: run.created_at)))
 
-    def trials(self, run_id: str, after: int = 0, limit: int | None = None) -> list[trial_pb2.Trial]:
-        """The trials of a run past a number, with their programs, in order; the first so many of them.
+    def trials(
+        self, run_id: str, after: int = 0, limit: int | None = None, *, with_programs: bool = True
+    ) -> list[trial_pb2.Trial]:
+        """The trials of a run past a number, in order; the first so many of them.
 
         Raises:
             NotFound: no such run.
         """
         run = self.run(run_id)
         story = self._stories.get(run.id)
-        return story.trials[after:][:limit] if story else self._archive.trials(run.id, after, limit)
+        if story and not (with_programs and story.is_archived):
+            return story.trials[after : after + limit if limit else None]
+        return self._archive.trials(run.id, after, limit, with_programs=with_programs)
 
     async def watch(self, run_id: str, after: int) -> AsyncIterator[run_pb2.RunEvent]:
         """Events past a number until the run ends; also of a run of another orchestrator.

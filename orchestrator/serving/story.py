@@ -33,6 +33,7 @@ class Story:
     run: run_pb2.Run
     events: list[run_pb2.RunEvent] = field(default_factory=list)
     trials: list[trial_pb2.Trial] = field(default_factory=list)
+    """With their programs while they may become finalists; the archive has all."""
     attempt: int = 0
     """How often the run was taken up since a trial last ended; 0 for one that begins here."""
     cancelled: bool = False

@@ -5,6 +5,7 @@ The one idea: the archive alone says where a run was; nothing is asked of who le
 
 from __future__ import annotations
 
+from orchestrator import finalists
 from orchestrator.archive import Archive
 from orchestrator.ledger import has_budget_left
 from orchestrator.search_run import ENDED
@@ -27,7 +28,9 @@ def taken_up(archive: Archive, owner: Owner, run_id: str, before: str, *, anew: 
         RunLost: it is another's by now; Infrastructure: the archive cannot be read or written.
     """
     attempt = owner.take(run_id, before, anew=anew)
-    run, trials, events = archive.run(run_id), archive.trials(run_id), archive.events(run_id)
+    run, trials, events = archive.run(run_id), archive.trials(run_id, with_programs=False), archive.events(run_id)
+    for trial in finalists.promising(trials):
+        trials[trial.number - 1 : trial.number] = archive.trials(run_id, trial.number - 1, 1)
     story = Story(archive, run, events, trials, attempt)
     story.cancelled = owner.is_to_stop(run_id)
     return story

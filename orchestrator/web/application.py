@@ -204,7 +204,7 @@ class Site:
 
     def _read(self, run_id: str) -> tuple[run_pb2.Run, Sequence[trial_pb2.Trial]]:
         run = self._orchestrator.GetRun(messages.GetRunRequest(run_id=run_id), timeout=30.0).run
-        return run, client.trials(self._orchestrator, run.id)
+        return run, list(client.trials(self._orchestrator, run.id))
 
 
 class Events(Response):
