@@ -16,7 +16,7 @@ RUNS = sa.Table(
     sa.Column("task_name", sa.Text, nullable=False),
     sa.Column("target", sa.Integer, nullable=False),
     sa.Column("device", sa.Text, nullable=False),
-    sa.Column("state", sa.Integer, nullable=False),
+    sa.Column("state", sa.Integer, nullable=False, index=True),
     sa.Column("created_at", sa.Float, nullable=False, index=True),
     sa.Column("speedup", sa.Float, nullable=False),
     sa.Column("message", sa.LargeBinary, nullable=False),

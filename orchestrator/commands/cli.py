@@ -424,8 +424,8 @@ def watch(run: RunId = "last", server: Server = "", runs: Runs = DEFAULT_RUNS) -
 
 @app.command()
 def cancel(run: RunId = "last", server: Server = "", runs: Runs = DEFAULT_RUNS) -> None:
-    """Asks a run to stop; its best so far is judged and kept."""
-    with client.connected(server, runs) as orchestrator:
+    """Asks a run to stop; its best so far is judged and kept. One whose orchestrator is gone ends as it is."""
+    with client.stopping(server, runs) as orchestrator:
         found = client.cancel(orchestrator, run)
     tell_line(f"{found.id}: {report.state_name(found.state)}")
 

@@ -56,13 +56,14 @@ class RunHost:
         self.change_count = 0
         """Grows whenever a run has come or ended."""
         self._leaving = threading.Event()
+        self._taking = threading.Lock()
+        """Held by who makes a run another had its own."""
         self._queue: queue.Queue[Story | None] = queue.Queue()
         self._threads = [threading.Thread(target=self._work, name="runs", daemon=True) for _ in range(at_once)]
         for thread in self._threads:
             thread.start()
         if owner is not None:
-            self.take_up()
-            owner.live(self.take_up, self._leaving)
+            owner.live(self._look, self._leaving)
 
     # ---- coming --------------------------------------------------------------------------------------
 
@@ -86,13 +87,26 @@ class RunHost:
         self._enqueue(story)
         return run
 
-    def take_up(self) -> None:
+    def _look(self) -> None:
+        """Stops what others were asked to stop, and takes up what they left; in a thread, since that may take long."""
+        assert self._owner is not None
+        for run_id in self._owner.asked_to_stop():
+            if story := self._stories.get(run_id):
+                story.cancel()
+        self._take_up(self._owner)
+
+    def _take_up(self, owner: Owner) -> None:
         """Queues what orchestrators that stay have left, oldest first; one of those that pass takes up nothing."""
-        if self._owner is None or not self._owner.stays:
-            return
-        for run_id, before in self._owner.left():
+        for run_id, before in owner.left() if owner.stays else ():
+            if self._leaving.is_set():
+                return
             try:
-                self._go_on(taken_up(self._archive, self._owner, run_id, before))
+                with self._taking:
+                    story = taken_up(self._archive, owner, run_id, before)
+                    if self._leaving.is_set():
+                        self._note(run_id, attempt_count=0)
+                        return
+                    self._go_on(story)
             except RunLost:
                 continue  # another one was sooner
             except WarpsmithError as error:
@@ -105,11 +119,12 @@ class RunHost:
             NotFound: no such run. BadInput: it has ended otherwise or has spent its budget, or another has it.
         """
         run = self.run(run_id)
-        if run.id in self._stories:
-            return self._stories[run.id].run
-        if self._owner is None or self._leaving.is_set():
-            raise ServiceGone("this orchestrator takes up no run")
-        return self._go_on(taking_up.resumed(self._archive, self._owner, run)).run
+        with self._taking:
+            if run.id in self._stories:
+                return self._stories[run.id].run
+            if self._owner is None or self._leaving.is_set():
+                raise ServiceGone("this orchestrator takes up no run")
+            return self._go_on(taking_up.resumed(self._archive, self._owner, run)).run
 
     def _go_on(self, story: Story) -> Story:
         """Queues a run that was another's, or ends it where it never gets on."""
@@ -174,6 +189,9 @@ class RunHost:
         run_id = (await asyncio.to_thread(self.run, run_id)).id
         while True:
             if story := self._stories.get(run_id):
+                async for event in _archived(self._archive, run_id, after, story.first):
+                    yield event
+                    after = event.number
                 async for event in story.follow(after):
                     yield event
                 return
@@ -192,17 +210,20 @@ class RunHost:
     # ---- ending --------------------------------------------------------------------------------------
 
     def cancel(self, run_id: str) -> run_pb2.Run:
-        """Asks a run to stop; one that has ended stays as it is.
+        """Asks a run to stop, also another orchestrator's; one that nobody takes up unasked ends at once.
 
         Raises:
-            NotFound: no such run, or it is not this orchestrator's.
+            NotFound: no such run, or it is not this orchestrator's, which has no name.
         """
         run_id = self.run(run_id).id
         if (story := self._stories.get(run_id)) is None:
             run = self._archive.run(run_id)  # it may have ended since
-            if run.state not in ENDED:
-                raise NotFound(f"run {run.id} belongs to an orchestrator that is gone, or is another's")
-            return run
+            if run.state in ENDED:
+                return run
+            if self._owner is None:
+                raise NotFound(f"run {run.id} is not under way here")
+            with self._taking:
+                return taking_up.cancelled(self._archive, self._owner, run)
         story.cancel()
         self._note(run_id, stop_asked=1)
         return story.run
@@ -319,11 +340,14 @@ def _new_run(task: task_pb2.Task, budget: run_pb2.Budget, search: str, fresh: bo
     )
 
 
-async def _archived(archive: Archive, run_id: str, after: int) -> AsyncIterator[run_pb2.RunEvent]:
-    """Events past a number, a page at a time."""
-    while page := await asyncio.to_thread(archive.events, run_id, after, EVENTS_AT_ONCE):
+async def _archived(
+    archive: Archive, run_id: str, after: int, end: float = float("inf")
+) -> AsyncIterator[run_pb2.RunEvent]:
+    """Events past a number and before another, a page at a time."""
+    while after + 1 < end and (page := await asyncio.to_thread(archive.events, run_id, after, EVENTS_AT_ONCE)):
         for event in page:
-            yield event
+            if event.number < end:
+                yield event
         after = page[-1].number
 
 

@@ -5,8 +5,11 @@ The one idea: the archive alone says where a run was; nothing is asked of who le
 
 from __future__ import annotations
 
+import sqlalchemy as sa
+
 from orchestrator import finalists
 from orchestrator.archive import Archive
+from orchestrator.archiving.tables import EVENTS
 from orchestrator.ledger import has_budget_left
 from orchestrator.search_run import ENDED
 from orchestrator.serving import ownership
@@ -18,6 +21,7 @@ from warpsmith.v1 import run_pb2
 
 MOST_ATTEMPTS = 3
 """How often a run is taken up without getting on before it has failed."""
+_STOPPED = "stopped by the user after its orchestrator had ended; its best is kept as it was screened"
 _RESUMABLE = frozenset({run_pb2.RUN_STATE_CANCELLED, run_pb2.RUN_STATE_FAILED})
 
 
@@ -28,10 +32,11 @@ def taken_up(archive: Archive, owner: Owner, run_id: str, before: str, *, anew: 
         RunLost: it is another's by now; Infrastructure: the archive cannot be read or written.
     """
     attempt = owner.take(run_id, before, anew=anew)
-    run, trials, events = archive.run(run_id), archive.trials(run_id, with_programs=False), archive.events(run_id)
+    run, trials = archive.run(run_id), archive.trials(run_id, with_programs=False)
     for trial in finalists.promising(trials):
         trials[trial.number - 1 : trial.number] = archive.trials(run_id, trial.number - 1, 1)
-    story = Story(archive, run, events, trials, attempt)
+    (last,) = archive.rows(sa.select(sa.func.max(EVENTS.c.number)).where(EVENTS.c.run_id == run_id))[0]
+    story = Story(archive, run, (last or 0) + 1, trials, attempt)
     story.cancelled = owner.is_to_stop(run_id)
     return story
 
@@ -53,6 +58,29 @@ def resumed(archive: Archive, owner: Owner, run: run_pb2.Run) -> Story:
         return taken_up(archive, owner, run.id, before, anew=True)
     except RunLost as error:
         raise BadInput(str(error)) from error
+
+
+def cancelled(archive: Archive, owner: Owner, run: run_pb2.Run) -> run_pb2.Run:
+    """A run that is not `owner`'s, asked to stop: by whoever has it or takes it up, or else ended as it was left.
+
+    Raises:
+        Infrastructure: the archive cannot be read or written, or another takes up the run at this moment.
+    """
+    before = ownership.owner_of(archive, run.id)
+    if ownership.is_alive(archive, before) or is_awaited(owner, before):
+        owner.ask_to_stop(run.id)
+        return told(archive, run)
+    story, ended = taken_up(archive, owner, run.id, before), run_pb2.Run()
+    ended.CopyFrom(story.run)
+    finalists.keep_best(ended, story.trials)
+    ended.state, ended.message = run_pb2.RUN_STATE_CANCELLED, _STOPPED
+    story.run_changed(ended)
+    return story.run
+
+
+def is_awaited(owner: Owner, before: str) -> bool:
+    """Whether orchestrators such as `owner` take up unasked what `before` has left."""
+    return owner.stays and before.startswith(ownership.STAYS)
 
 
 def queued(story: Story) -> run_pb2.Run:
@@ -90,13 +118,18 @@ def told(archive: Archive, run: run_pb2.Run) -> run_pb2.Run:
         return run
     owner = ownership.owner_of(archive, run.id)
     if owner and not ownership.is_alive(archive, owner):
-        run.message = f"left when its orchestrator ended: `warpsmith resume {run.id}` goes on with it"
+        run.awaits_resume = not owner.startswith(ownership.STAYS)
+        how = (
+            f"`warpsmith resume {run.id}` goes on with it"
+            if run.awaits_resume
+            else "the next one takes it up by itself"
+        )
+        run.message = f"left when its orchestrator ended: {how}"
     return run
 
 
 def require_awaited(archive: Archive, owner: Owner, run_id: str) -> None:
     """Raises NotFound where nobody, this orchestrator neither, will go on with another's run unasked."""
     before = ownership.owner_of(archive, run_id)
-    is_awaited = owner.stays and before.startswith(ownership.STAYS)
-    if not is_awaited and not ownership.is_alive(archive, before):
+    if not is_awaited(owner, before) and not ownership.is_alive(archive, before):
         raise NotFound(told(archive, archive.run(run_id)).message)
