@@ -343,11 +343,10 @@ def _new_run(task: task_pb2.Task, budget: run_pb2.Budget, search: str, fresh: bo
 async def _archived(
     archive: Archive, run_id: str, after: int, end: float = float("inf")
 ) -> AsyncIterator[run_pb2.RunEvent]:
-    """Events past a number and before another, a page at a time."""
+    """Events past a number, a page at a time; no further page once all before another number are told."""
     while after + 1 < end and (page := await asyncio.to_thread(archive.events, run_id, after, EVENTS_AT_ONCE)):
         for event in page:
-            if event.number < end:
-                yield event
+            yield event
         after = page[-1].number
 
 
