@@ -433,8 +433,6 @@ def cancel(run: RunId = "last", server: Server = "", runs: Runs = DEFAULT_RUNS) 
 app.command("verify", epilog=trust_commands.VERIFY_EXAMPLE)(trust_commands.verify_command)
 app.command("judge", epilog=trust_commands.JUDGE_EXAMPLE)(trust_commands.judge_command)
 app.command("kernelbench", epilog=interchange_commands.EXAMPLE)(interchange_commands.kernelbench_command)
-
-
 app.add_typer(archive_commands.app, name="archive")
 app.command("up", epilog=up_command.EXAMPLE)(up_command.up)
 app.command("web", epilog=web_command.EXAMPLE)(web_command.web)

@@ -24,9 +24,9 @@ from orchestrator.search_run import ENDED, SearchRun
 from orchestrator.serving import taking_up
 from orchestrator.serving.ownership import Owner
 from orchestrator.serving.story import Story, light
-from orchestrator.serving.taking_up import MOST_ATTEMPTS, taken_up, trials_text
+from orchestrator.serving.taking_up import MOST_ATTEMPTS, trials_text
 from warpsmith import plugins
-from warpsmith.errors import ArchiveFault, Infrastructure, NotFound, RunLost, ServiceGone, WarpsmithError
+from warpsmith.errors import ArchiveFault, Infrastructure, RunLost, ServiceGone
 from warpsmith.permissions import UNASKED, Caller
 from warpsmith.v1 import run_pb2, task_pb2, trial_pb2
 
@@ -93,24 +93,7 @@ class RunHost:
         for run_id in self._owner.asked_to_stop():
             if story := self._stories.get(run_id):
                 story.cancel()
-        self._take_up(self._owner)
-
-    def _take_up(self, owner: Owner) -> None:
-        """Queues what orchestrators that stay have left, oldest first; one of those that pass takes up nothing."""
-        for run_id, before in owner.left() if owner.stays else ():
-            if self._leaving.is_set():
-                return
-            try:
-                with self._taking:
-                    story = taken_up(self._archive, owner, run_id, before)
-                    if self._leaving.is_set():
-                        self._note(run_id, attempt_count=0)
-                        return
-                    self._go_on(story)
-            except RunLost:
-                continue  # another one was sooner
-            except WarpsmithError as error:
-                log.error("run %s cannot be taken up: %s", run_id, error)
+        taking_up.take_up_left(self._archive, self._owner, self._go_on, self._taking, self._leaving)
 
     def resume(self, run_id: str) -> run_pb2.Run:
         """Queues a run that was left, cancelled or failed, with what is left of its budget; one under way goes on.
@@ -217,13 +200,8 @@ class RunHost:
         """
         run_id = self.run(run_id).id
         if (story := self._stories.get(run_id)) is None:
-            run = self._archive.run(run_id)  # it may have ended since
-            if run.state in ENDED:
-                return run
-            if self._owner is None:
-                raise NotFound(f"run {run.id} is not under way here")
             with self._taking:
-                return taking_up.cancelled(self._archive, self._owner, run)
+                return taking_up.cancelled(self._archive, self._owner, run_id)
         story.cancel()
         self._note(run_id, stop_asked=1)
         return story.run

@@ -5,6 +5,10 @@ The one idea: the archive alone says where a run was; nothing is asked of who le
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable
+from threading import Event, Lock
+
 import sqlalchemy as sa
 
 from orchestrator import finalists
@@ -16,13 +20,36 @@ from orchestrator.serving import ownership
 from orchestrator.serving.ownership import Owner
 from orchestrator.serving.story import Story
 from orchestrator.tasks.intake import accept
-from warpsmith.errors import BadInput, NotFound, RunLost
+from warpsmith.errors import BadInput, NotFound, RunLost, WarpsmithError
 from warpsmith.v1 import run_pb2
+
+log = logging.getLogger("warpsmith.orchestrator")
 
 MOST_ATTEMPTS = 3
 """How often a run is taken up without getting on before it has failed."""
 _STOPPED = "stopped by the user after its orchestrator had ended; its best is kept as it was screened"
 _RESUMABLE = frozenset({run_pb2.RUN_STATE_CANCELLED, run_pb2.RUN_STATE_FAILED})
+
+
+def take_up_left(
+    archive: Archive, owner: Owner, go_on: Callable[[Story], object], taking: Lock, leaving: Event
+) -> None:
+    """Goes on with what orchestrators that stay have left, oldest first, until `leaving`; one of those that pass with
+    nothing. Holds `taking` while a run changes hands. Raises Infrastructure where the archive cannot be read."""
+    for run_id, before in owner.left() if owner.stays else ():
+        try:
+            with taking:
+                if leaving.is_set():
+                    return
+                story = taken_up(archive, owner, run_id, before)
+                if leaving.is_set():
+                    owner.note(run_id, attempt_count=0)  # it is not the run that ends the orchestrator
+                    return
+                go_on(story)
+        except RunLost:
+            continue  # another one was sooner
+        except WarpsmithError as error:
+            log.error("run %s cannot be taken up: %s", run_id, error)
 
 
 def taken_up(archive: Archive, owner: Owner, run_id: str, before: str, *, anew: bool = False) -> Story:
@@ -60,12 +87,19 @@ def resumed(archive: Archive, owner: Owner, run: run_pb2.Run) -> Story:
         raise BadInput(str(error)) from error
 
 
-def cancelled(archive: Archive, owner: Owner, run: run_pb2.Run) -> run_pb2.Run:
-    """A run that is not `owner`'s, asked to stop: by whoever has it or takes it up, or else ended as it was left.
+def cancelled(archive: Archive, owner: Owner | None, run_id: str) -> run_pb2.Run:
+    """A run that is not `owner`'s, asked to stop: by whoever has it or takes it up, or else ended as it was left. One
+    that has ended stays as it is.
 
     Raises:
-        Infrastructure: the archive cannot be read or written, or another takes up the run at this moment.
+        NotFound: it is not to be stopped from here, where there is no owner. Infrastructure: the archive cannot be
+            read or written, or another takes up the run at this moment.
     """
+    run = archive.run(run_id)
+    if run.state in ENDED:
+        return run
+    if owner is None:
+        raise NotFound(f"run {run.id} is not under way here")
     before = ownership.owner_of(archive, run.id)
     if ownership.is_alive(archive, before) or is_awaited(owner, before):
         owner.ask_to_stop(run.id)

@@ -87,6 +87,13 @@ def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return server.url("conformance")
 
 
+@pytest.fixture
+def archive(database_url: str) -> Iterator[Archive]:
+    made = Archive(database_url)
+    yield made
+    made.close()
+
+
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 
 

@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
-import dataclasses
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
+from left_runs import EFFORT, Cut, at_trial, database_url_of, ended, hosted, in_state, left, left_again
 
 from orchestrator import testing
 from orchestrator.archive import Archive
-from orchestrator.commands import cli, client
-from orchestrator.search import Search
 from orchestrator.search.beam import Beam
 from orchestrator.search_run import SearchRun
-from orchestrator.serving import hosting, ownership, taking_up
+from orchestrator.serving import hosting, ownership
 from orchestrator.serving.device_gate import DeviceGate
-from orchestrator.serving.hosting import RunHost
 from orchestrator.serving.ownership import Owner
 from orchestrator.serving.story import Story
-from orchestrator.walks import Effort
 from warpsmith.errors import BadInput, NotFound, RunLost, ServiceGone
 from warpsmith.v1 import (
     benchmark_service_pb2,
@@ -31,114 +25,6 @@ from warpsmith.v1 import (
     timing_pb2,
     trial_pb2,
 )
-
-EFFORT = Effort(parallel_trials=2, retry_pause_seconds=0.0, settle_seconds=5.0)
-
-
-class Dead(BaseException):
-    """The orchestrator ends here."""
-
-
-@dataclasses.dataclass
-class Cut(Story):
-    """A story at an event of which its orchestrator dies: the archive has it, and nothing after it."""
-
-    dies_at: Callable[[run_pb2.RunEvent], bool] = lambda _: False
-    is_dead: bool = False
-
-    @contextmanager
-    def _telling(self, event: run_pb2.RunEvent, remember: Callable[[], None]) -> Iterator[run_pb2.RunEvent]:
-        if self.is_dead:
-            raise Dead
-        with super()._telling(event, remember) as told:
-            yield told
-        self.is_dead = self.dies_at(event)
-        if self.is_dead:
-            raise Dead
-
-
-def at_trial(number: int) -> Callable[[run_pb2.RunEvent], bool]:
-    return lambda event: event.trial.number == number
-
-
-def in_state(state: run_pb2.RunState.ValueType) -> Callable[[run_pb2.RunEvent], bool]:
-    return lambda event: event.run.state == state
-
-
-@pytest.fixture
-def archive(database_url: str) -> Iterator[Archive]:
-    made = Archive(database_url)
-    yield made
-    made.close()
-
-
-def database_url_of(archive: Archive) -> str:
-    return archive._engine.url.render_as_string(hide_password=False)
-
-
-def left(
-    archive: Archive,
-    dies_at: Callable[[run_pb2.RunEvent], bool] | None,
-    world: testing.World | None = None,
-    owner: Owner | None = None,
-    **fields: object,
-) -> run_pb2.Run:
-    """A run whose orchestrator died at an event; None: before it began."""
-    owner = owner or Owner(archive, stays=True)
-    run = run_pb2.Run(task=testing.task(), state=run_pb2.RUN_STATE_QUEUED, plugins={"search": "beam"}, fresh=True)
-    run.MergeFrom(run_pb2.Run(**{"id": "left", "created_at": 1.0, **fields}))  # type: ignore[arg-type]
-    archive.put_run(run)
-    story = Cut(archive, run, dies_at=dies_at or (lambda _: False))
-    story.run_changed(run)
-    if dies_at is not None:
-        agents = (world or testing.World()).agents()
-        begun = run_pb2.Run()
-        begun.CopyFrom(run)
-        with pytest.raises(Dead):
-            SearchRun(begun, agents, DeviceGate(agents.benchmarks), Beam(), story, effort=EFFORT).execute()
-    owner.close()
-    archive.owner = ""
-    return archive.run(run.id)
-
-
-def left_again(archive: Archive, dies_at: Callable[[run_pb2.RunEvent], bool]) -> None:
-    """The run taken up by an orchestrator that dies at a later event."""
-    owner = Owner(archive, stays=True)
-    ((run_id, before),) = owner.left()
-    story = taking_up.taken_up(archive, owner, run_id, before)
-    assert not taking_up.why_never(story)
-    run = taking_up.queued(story)
-    mortal = Cut(archive, run, story.first, story.trials, story.attempt, dies_at=dies_at)
-    agents = testing.World().agents()
-    gate = DeviceGate(agents.benchmarks)
-    with pytest.raises(Dead):
-        SearchRun(run, agents, gate, Beam(), mortal, effort=EFFORT, past=tuple(story.trials)).execute()
-    owner.close()
-    archive.owner = ""
-
-
-@contextmanager
-def hosted(archive: Archive, world: testing.World, *, stays: bool = True) -> Iterator[RunHost]:
-    """An orchestrator, as the servicer makes one, from its start to its end."""
-    agents = world.agents()
-    gate = DeviceGate(agents.benchmarks)
-
-    def make_run(run: run_pb2.Run, search: Search, story: Story, _: bool) -> SearchRun:
-        past = tuple(story.trials) if story.attempt else None
-        return SearchRun(run, agents, gate, search, story, effort=EFFORT, past=past)
-
-    reader = Archive(database_url_of(archive))
-    host = RunHost(reader, make_run, 1, Owner(reader, stays=stays))
-    try:
-        yield host
-    finally:
-        host.close()
-
-
-def ended(host: RunHost, run_id: str = "left") -> run_pb2.Run:
-    """A run, once it has ended."""
-    list(testing.heard(host.watch(run_id, 0)))
-    return host.run(run_id)
 
 
 def test_a_search_goes_on_after_the_trials_that_there_are(archive: Archive) -> None:
@@ -306,83 +192,6 @@ def test_a_run_of_one_command_waits_until_it_is_resumed(archive: Archive) -> Non
         assert ended(host).trial_count == 8
         with pytest.raises(BadInput, match="has ended: "):
             host.resume("left")
-
-
-@pytest.mark.parametrize("stays", [True, False])
-def test_a_run_of_one_command_that_is_gone_is_cancelled_at_once_and_can_be_resumed(
-    archive: Archive, stays: bool
-) -> None:
-    left(archive, at_trial(4), owner=Owner(archive, stays=False))
-    with hosted(archive, world := testing.World(), stays=stays) as host:
-        stopped = host.cancel("left")
-        assert stopped == archive.run("left") == host.cancel("left")
-        assert (stopped.state, stopped.awaits_resume) == (run_pb2.RUN_STATE_CANCELLED, False)
-        assert stopped.message.startswith("stopped by the user after its orchestrator had ended")
-        assert (stopped.best_trial > 0, stopped.best.timing.faster) == (True, False)
-        assert stopped.best.candidate.program.sources
-        assert [event.number for event in archive.events("left")] == list(range(1, len(archive.events("left")) + 1))
-        assert not world.calls["VerifyArtifact"]
-        host.resume("left")
-        assert ended(host).state == run_pb2.RUN_STATE_FASTER
-
-
-def test_who_cancels_a_run_that_is_taken_up_unasked_has_its_best_judged(archive: Archive) -> None:
-    left(archive, at_trial(3))
-    owner = Owner(archive, stays=True)
-    asked = taking_up.cancelled(archive, owner, archive.run("left"))
-    assert (asked.state, asked.message) == (
-        run_pb2.RUN_STATE_SEARCHING,
-        "left when its orchestrator ended: the next one takes it up by itself",
-    )
-    assert not asked.awaits_resume
-    owner.close()
-    archive.owner = ""
-    with hosted(archive, testing.World()) as host:
-        run = ended(host)
-    assert run.state == run_pb2.RUN_STATE_CANCELLED
-    assert (run.trial_count, run.best.timing.faster) == (3, True)
-
-
-def test_a_run_that_is_under_way_elsewhere_is_cancelled_there(
-    archive: Archive, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(ownership, "RENEW_SECONDS", 0.05)
-    endless = testing.World(choices={"author": [f"c{number}" for number in range(10_000)]}, seconds=0.01)
-    with hosted(archive, endless) as host, hosted(archive, testing.World()) as other:
-        run = host.create(testing.task(), run_pb2.Budget(wall_seconds=600), "exhaustive", fresh=True)
-        for event in testing.heard(host.watch(run.id, 0)):
-            if event.trial.number == 2:
-                assert other.cancel(run.id).id == run.id
-        assert host.run(run.id).state == run_pb2.RUN_STATE_CANCELLED
-
-
-def test_who_reads_a_directory_sees_whether_the_orchestrator_of_a_run_lives(tmp_path: Path) -> None:
-    archive = Archive.in_directory(tmp_path)
-    owner = Owner(archive, stays=False)
-    archive.put_run(run_pb2.Run(id="r", task=testing.task(), state=run_pb2.RUN_STATE_SEARCHING, message="searching"))
-    with client.reading("", tmp_path) as orchestrator:
-        assert client.latest(orchestrator, 9)[0].message == "searching"
-        owner.close()
-        (run,) = client.latest(orchestrator, 9)
-    assert (run.message, run.awaits_resume) == (
-        "left when its orchestrator ended: `warpsmith resume r` goes on with it",
-        True,
-    )
-    archive.close()
-
-
-def test_warpsmith_cancel_ends_what_was_left_where_no_orchestrator_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    archive = Archive.in_directory(tmp_path)
-    for stays in (False, True):
-        left(archive, at_trial(2), owner=Owner(archive, stays=stays), id=f"left-{stays}")
-        monkeypatch.setattr("sys.argv", ["warpsmith", "cancel", f"left-{stays}", "--runs", str(tmp_path)])
-        with pytest.raises(SystemExit) as exited:
-            cli.main()
-        assert (exited.value.code, capsys.readouterr().out) == (0, f"left-{stays}: CANCELLED\n")
-        assert archive.run(f"left-{stays}").state == run_pb2.RUN_STATE_CANCELLED
-    archive.close()
 
 
 def test_a_run_that_was_cancelled_can_be_resumed_while_its_budget_lasts(archive: Archive) -> None:
