@@ -14,7 +14,7 @@ for tag in manylinux_2_28 manylinux_2_17 manylinux2014 manylinux_2_5 manylinux1;
 done
 "$bin/pip" download --quiet --disable-pip-version-check --no-deps --only-binary=:all: --dest "$made" \
   --python-version "$version" --implementation cp "${platforms[@]}" \
-  $(grep -E '^(grpcio|grpcio-health-checking|grpcio-reflection|grpcio-status|googleapis-common-protos|protobuf|tenacity|SQLAlchemy|greenlet|typer|rich|prometheus_client|annotated-doc|shellingham|click|pydantic|pydantic_core|annotated-types|typing-inspection|markdown-it-py|mdurl|Pygments|Jinja2|MarkupSafe|typing_extensions)==' constraints.txt)
+  $(grep -E '^(grpcio|grpcio-health-checking|grpcio-reflection|grpcio-status|googleapis-common-protos|protobuf|tenacity|SQLAlchemy|alembic|Mako|greenlet|typer|rich|prometheus_client|annotated-doc|shellingham|click|pydantic|pydantic_core|annotated-types|typing-inspection|markdown-it-py|mdurl|Pygments|Jinja2|MarkupSafe|typing_extensions)==' constraints.txt)
 chmod 755 "$made"
 rm -rf wheelhouse && mv "$made" wheelhouse
 ls wheelhouse

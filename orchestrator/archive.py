@@ -2,11 +2,11 @@
 
 The one idea: rows are whole protobuf messages with a few columns beside them to look by, written in one transaction
 each and never changed except for the run itself, so that a run that dies is readable up to its last event. A full
-disk or a directory that cannot be written is one clear error; reading goes on. Columns are only ever added, with a
-default: who opens an older archive adds them, its runs stay, and an older release goes on writing to it. Messages of an
-older release are read by `warpsmith.contract.earlier`. A SQLite database may be a stranger's: one that holds more than
-plain tables and indexes is refused, and so is a row that we would not write. A run belongs to whoever writes it
-(`owner`, told apart in `serving.ownership`): in each transaction the archive looks whether it still does.
+disk or a directory that cannot be written is one clear error; reading goes on. Who opens an older archive to write
+brings its schema up to date (`archiving.versions`), and its runs stay. Messages of an older release are read by
+`warpsmith.contract.earlier`. A SQLite database may be a stranger's: one that holds more than plain tables and indexes
+is refused, and so is a row that we would not write. A run belongs to whoever writes it (`owner`, told apart in
+`serving.ownership`): in each transaction the archive looks whether it still does.
 """
 
 from __future__ import annotations
@@ -18,15 +18,18 @@ import sqlite3
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 import sqlalchemy as sa
 from google.protobuf.message import DecodeError, Message
 from sqlalchemy.exc import ArgumentError, DBAPIError
 
+from orchestrator.archiving import programs, versions
 from orchestrator.archiving.patience import attempts
+from orchestrator.archiving.tables import EVENTS, GROUPS, RUNS, TRIALS
 from orchestrator.search import moves_of, score
 from orchestrator.search.memory import is_same_place
 from warpsmith import printable
@@ -41,8 +44,6 @@ REMEDY = "name another with --runs"
 DAMAGED = "`warpsmith archive recover` saves what is readable, and --runs names another"
 BUSY_MILLISECONDS = 10_000
 """How long a writer waits for another process's transaction."""
-TABLES_LOCK = 0x7761727073  # "warps"
-"""The lock of a PostgreSQL database under which tables are made."""
 JOURNAL_SECONDS = 2.0
 """How long a rollback journal may lie there: SQLite has one for a moment while it makes a database."""
 LATEST_SECONDS = 253402300800.0
@@ -55,93 +56,45 @@ KNOWN_RUNS = 20
 
 MessageT = TypeVar("MessageT", bound=Message)
 
-_tables = sa.MetaData()
-RUNS = sa.Table(
-    "runs",
-    _tables,
-    sa.Column("id", sa.String(40), primary_key=True),
-    sa.Column("task_digest", sa.String(64), nullable=False, index=True),
-    sa.Column("task_name", sa.Text, nullable=False),
-    sa.Column("target", sa.Integer, nullable=False),
-    sa.Column("device", sa.Text, nullable=False),
-    sa.Column("state", sa.Integer, nullable=False),
-    sa.Column("created_at", sa.Float, nullable=False, index=True),
-    sa.Column("speedup", sa.Float, nullable=False),
-    sa.Column("message", sa.LargeBinary, nullable=False),
-    sa.Column("shape_digest", sa.String(64), nullable=False, server_default="", index=True),
-    sa.Column("owner", sa.String(40), nullable=False, server_default=""),
-    sa.Column("attempt_count", sa.Integer, nullable=False, server_default="0"),
-    sa.Column("stop_asked", sa.Integer, nullable=False, server_default="0"),
-)
-"""`owner`: who writes the run; `attempt_count`: how often it was taken up since a trial last ended; `stop_asked`: 1
-once its user wanted no more of it."""
-_trials = sa.Table(
-    "trials",
-    _tables,
-    sa.Column("run_id", sa.String(40), sa.ForeignKey("runs.id"), primary_key=True),
-    sa.Column("number", sa.Integer, primary_key=True),
-    sa.Column("program_digest", sa.String(64), nullable=False),
-    sa.Column("verdict", sa.Integer, nullable=False),
-    sa.Column("speedup", sa.Float, nullable=False),
-    sa.Column("message", sa.LargeBinary, nullable=False),
-)
-_events = sa.Table(
-    "events",
-    _tables,
-    sa.Column("run_id", sa.String(40), sa.ForeignKey("runs.id"), primary_key=True),
-    sa.Column("number", sa.Integer, primary_key=True),
-    sa.Column("message", sa.LargeBinary, nullable=False),
-)
-_groups = sa.Table(
-    "groups",
-    _tables,
-    sa.Column("run_id", sa.String(40), sa.ForeignKey("runs.id"), primary_key=True),
-    sa.Column("form", sa.String(64), primary_key=True, index=True),
-    sa.Column("device", sa.Text, nullable=False),
-    sa.Column("median_ns", sa.Float, nullable=False),
-    sa.Column("message", sa.LargeBinary, nullable=False),
-)
-OWNERS = sa.Table(
-    "owners",
-    _tables,
-    sa.Column("name", sa.String(40), primary_key=True),
-    sa.Column("seen_at", sa.Float, nullable=False),
-)
-"""Orchestrators of a database on a server, and when each was last heard of, by the database's clock."""
-
 # Made once, with the values beside them: to make a statement anew costs more than to carry it out.
 _REPLACE_RUN = sa.update(RUNS).where(RUNS.c.id == sa.bindparam("which"))
-_ADD_RUN, _ADD_TRIAL, _ADD_EVENT = (sa.insert(table) for table in (RUNS, _trials, _events))
+_ADD_RUN, _ADD_TRIAL, _ADD_EVENT = (sa.insert(table) for table in (RUNS, TRIALS, EVENTS))
 _GOT_ON = sa.update(RUNS).where(RUNS.c.id == sa.bindparam("which"), RUNS.c.attempt_count > 0).values(attempt_count=0)
 _OWNER = sa.select(RUNS.c.owner).where(RUNS.c.id == sa.bindparam("which")).with_for_update(key_share=True)
 _RUN = sa.select(RUNS.c.id.label("run_id"), RUNS.c.message)
-_TRIAL = sa.select(_trials.c.run_id, _trials.c.message)
+_TRIAL = sa.select(TRIALS.c.run_id, TRIALS.c.message)
+_WHOLE_TRIAL: sa.Select[Any] = sa.select(sa.literal_column("trials.*")).select_from(TRIALS)
+"""Also of an older archive that is only read, which has fewer columns."""
 
 
 class Archive:
     """Runs and all that became of them. Safe to use from several threads and processes."""
 
     def __init__(self, url: str, *, read_only: bool = False) -> None:
-        """The archive at an SQLAlchemy URL, with tables and columns made where they are missing.
+        """The archive at an SQLAlchemy URL, with its tables made where they are missing, or brought up to date.
 
         Raises:
-            BadInput: the URL is malformed, or no driver for it is installed.
+            BadInput: the URL is malformed, no driver for it is installed, or a later release has made the archive.
             ArchiveFault: the database cannot be reached or written.
         """
         self._engine = _engine(url)
-        self._place = self._engine.url.render_as_string(hide_password=True)
+        self._file = _file_of(self._engine.url)
+        self._place = f"sqlite:///{self._file}" if self._file else self._engine.url.render_as_string(hide_password=True)
         self.owner = ""
         """In whose name it is written; empty for nobody's, as by releases that knew no owners."""
         self.patience_seconds = 0.0
         """How long what is written waits for a database that is locked, full or away."""
+        self._texts: set[str] = set()
+        """Digests of texts that are known to be kept."""
         if self._engine.dialect.name == "sqlite":
-            sa.event.listen(self._engine, "connect", _set_up_reading if read_only else _set_up_writing)
+            sa.event.listen(self._engine, "connect", partial(_set_up, self._place, read_only))
         if not read_only:
-            with self.writing() as connection:
-                if self._engine.dialect.name == "postgresql":  # another orchestrator may start at this moment
-                    connection.execute(sa.select(sa.func.pg_advisory_xact_lock(TABLES_LOCK)))
-                _tables.create_all(connection)
-                _add_columns(connection)
+            try:
+                with self.writing() as connection:
+                    versions.bring_up_to_date(connection, self._place)
+            except BaseException:
+                self.close()
+                raise
 
     @classmethod
     def in_directory(cls, directory: Path) -> Archive:
@@ -185,8 +138,7 @@ class Archive:
     @property
     def folder(self) -> Path | None:
         """Where its file is; None for a database on a server."""
-        file = self._engine.url.database
-        return Path(file).parent if self._engine.dialect.name == "sqlite" and file else None
+        return self._file.parent if self._file else None
 
     def close(self) -> None:
         """Closes all connections."""
@@ -200,18 +152,7 @@ class Archive:
         Raises:
             RunLost: another orchestrator has it now; ArchiveFault: the database cannot be written.
         """
-        row = {
-            "id": run.id,
-            "task_digest": run.task.digest,
-            "task_name": run.task.name,
-            "target": run.task.target,
-            "device": run.device.name,
-            "state": run.state,
-            "created_at": run.created_at,
-            "speedup": score(run.best) if run.HasField("best") else 0.0,
-            "message": run.SerializeToString(),
-            "shape_digest": run.shape_digest,
-        }
+        row = _run_row(run)
         for attempt in attempts(self.patience_seconds):
             with attempt, self.writing() as connection:
                 if _is_kept(connection, run.id, self.owner):
@@ -219,8 +160,8 @@ class Archive:
                 else:
                     connection.execute(_ADD_RUN, {**row, "owner": self.owner})
                 if run.learned:
-                    connection.execute(sa.delete(_groups).where(_groups.c.run_id == run.id))
-                    connection.execute(sa.insert(_groups), [_group_row(run, group) for group in run.learned])
+                    connection.execute(sa.delete(GROUPS).where(GROUPS.c.run_id == run.id))
+                    connection.execute(sa.insert(GROUPS), [_group_row(run, group) for group in run.learned])
                 _add_event(connection, run.id, event)
 
     def add_trial(self, run_id: str, trial: trial_pb2.Trial, event: run_pb2.RunEvent | None = None) -> None:
@@ -228,20 +169,16 @@ class Archive:
 
         Raises as `put_run`.
         """
-        row = {
-            "run_id": run_id,
-            "number": trial.number,
-            "program_digest": trial.candidate.program.digest,
-            "verdict": trial.verdict.state,
-            "speedup": score(trial) if trial.HasField("timing") else 0.0,
-            "message": trial.SerializeToString(),
-        }
+        kept, names, new = programs.left_out(trial, self._texts)
+        row = {"run_id": run_id, **_trial_row(kept), "texts": names}
         for attempt in attempts(self.patience_seconds):
             with attempt, self.writing() as connection:
                 _is_kept(connection, run_id, self.owner)
+                programs.add(connection, new)
                 connection.execute(_ADD_TRIAL, row)
                 connection.execute(_GOT_ON, {"which": run_id})
                 _add_event(connection, run_id, event)
+        self._texts |= new.keys()
 
     # ---- reading: of a row that is not what we write, each raises BadInput -----------------------------
 
@@ -272,18 +209,29 @@ class Archive:
             query = query.where(RUNS.c.task_digest == task_digest)
         return [self._kept(run_pb2.Run, row) for row in self.rows(query)]
 
-    def trials(self, run_id: str, after: int = 0, limit: int | None = None) -> list[trial_pb2.Trial]:
+    def trials(
+        self, run_id: str, after: int = 0, limit: int | None = None, *, with_programs: bool = True
+    ) -> list[trial_pb2.Trial]:
         """The trials of a run past a number, in order; the first so many of them."""
-        query = _TRIAL.where(_trials.c.run_id == run_id, _trials.c.number > after)
-        query = query.order_by(_trials.c.number).limit(limit)
-        return [self._kept(trial_pb2.Trial, row) for row in self.rows(query)]
+        query = _WHOLE_TRIAL if with_programs else _TRIAL
+        query = query.where(TRIALS.c.run_id == run_id, TRIALS.c.number > after).order_by(TRIALS.c.number).limit(limit)
+        rows = self.rows(query)
+        found = [self._kept(trial_pb2.Trial, row) for row in rows]
+        if not with_programs:
+            return list(map(programs.dropped, found))
+        named = [f"{getattr(row, 'texts', '')}" for row in rows]
+        texts = programs.fetched(self.rows, named)
+        for trial, row, names in zip(found, rows, named, strict=True):
+            if not programs.put_back(trial, names, texts):
+                raise self._damaged(row)
+        return found
 
     def events(self, run_id: str, after: int = 0, limit: int | None = None) -> list[run_pb2.RunEvent]:
         """Events of a run past a number, in order; the first so many of them."""
         query = (
-            sa.select(_events.c.run_id, _events.c.message)
-            .where(_events.c.run_id == run_id, _events.c.number > after)
-            .order_by(_events.c.number)
+            sa.select(EVENTS.c.run_id, EVENTS.c.message)
+            .where(EVENTS.c.run_id == run_id, EVENTS.c.number > after)
+            .order_by(EVENTS.c.number)
             .limit(limit)
         )
         return [self._kept(run_pb2.RunEvent, row) for row in self.rows(query)]
@@ -315,8 +263,8 @@ class Archive:
 
     def known_groups(self, device: str, forms: Sequence[str]) -> dict[str, analysis_pb2.KnownGroup]:
         """By form, what runs on such a device found best for groups: of each form the fastest."""
-        here = (_groups.c.device == device) & _groups.c.form.in_(sorted({*forms}))
-        query = sa.select(_groups.c.run_id, _groups.c.message).where(here).order_by(_groups.c.median_ns.desc())
+        here = (GROUPS.c.device == device) & GROUPS.c.form.in_(sorted({*forms}))
+        query = sa.select(GROUPS.c.run_id, GROUPS.c.message).where(here).order_by(GROUPS.c.median_ns.desc())
         found = [self._kept(analysis_pb2.KnownGroup, row) for row in self.rows(query)]
         return {group.form: group for group in found}
 
@@ -327,9 +275,9 @@ class Archive:
         same = condition & (RUNS.c.device == device)
         runs = _RUN.where(same, RUNS.c.speedup > 1.0).order_by(RUNS.c.speedup.desc())
         trials = (
-            _TRIAL.join(RUNS, RUNS.c.id == _trials.c.run_id)
-            .where(same, _trials.c.speedup > 1.0, _trials.c.verdict == verdict_pb2.VERDICT_STATE_PASS)
-            .order_by(_trials.c.speedup.desc())
+            _TRIAL.join(RUNS, RUNS.c.id == TRIALS.c.run_id)
+            .where(same, TRIALS.c.speedup > 1.0, TRIALS.c.verdict == verdict_pb2.VERDICT_STATE_PASS)
+            .order_by(TRIALS.c.speedup.desc())
         )
         found = [self._kept(run_pb2.Run, row).best for row in self.rows(runs.limit(limit))]
         found += [self._kept(trial_pb2.Trial, row) for row in self.rows(trials.limit(2 * limit))]
@@ -350,9 +298,12 @@ class Archive:
         except (DecodeError, TypeError):  # damaged, or no bytes: SQLite keeps anything in any column
             message = None
         if message is None or not 0.0 <= getattr(message, "created_at", 0.0) < LATEST_SECONDS:
-            run = printable.quotation(f"{row.run_id}", 40)
-            raise BadInput(f"{self._place}: what is kept of run {run} is damaged, or not ours; {DAMAGED}")
+            raise self._damaged(row)
         return message
+
+    def _damaged(self, row: sa.Row[Any]) -> BadInput:
+        run = printable.quotation(f"{row.run_id}", 40)
+        return BadInput(f"{self._place}: what is kept of run {run} is damaged, or not ours; {DAMAGED}")
 
     @contextmanager
     def writing(self) -> Iterator[sa.Connection]:
@@ -401,21 +352,34 @@ def _holds_something(path: Path) -> bool:
     return False
 
 
+def _run_row(run: run_pb2.Run) -> dict[str, object]:
+    return {
+        "id": run.id,
+        "task_digest": run.task.digest,
+        "task_name": run.task.name,
+        "target": run.task.target,
+        "device": run.device.name,
+        "state": run.state,
+        "created_at": run.created_at,
+        "speedup": score(run.best) if run.HasField("best") else 0.0,
+        "message": run.SerializeToString(),
+        "shape_digest": run.shape_digest,
+    }
+
+
+def _trial_row(trial: trial_pb2.Trial) -> dict[str, object]:
+    return {
+        "number": trial.number,
+        "program_digest": trial.candidate.program.digest,
+        "verdict": trial.verdict.state,
+        "speedup": score(trial) if trial.HasField("timing") else 0.0,
+        "message": trial.SerializeToString(),
+    }
+
+
 def _group_row(run: run_pb2.Run, group: analysis_pb2.KnownGroup) -> dict[str, object]:
     kept = {"form": group.form, "median_ns": group.median_ns, "message": group.SerializeToString()}
     return {"run_id": run.id, "device": run.device.name, **kept}
-
-
-def _add_columns(connection: sa.Connection) -> None:
-    """Adds the columns that later releases brought, and their indexes, to tables that an earlier one made."""
-    for table in _tables.sorted_tables:
-        present = {column["name"] for column in sa.inspect(connection).get_columns(table.name)}
-        for column in table.columns:
-            if column.name not in present:
-                made = sa.schema.CreateColumn(column).compile(connection)
-                connection.exec_driver_sql(f"ALTER TABLE {table.name} ADD COLUMN {made}")
-        for index in table.indexes:
-            index.create(connection, checkfirst=True)
 
 
 def _add_event(connection: sa.Connection, run_id: str, event: run_pb2.RunEvent | None) -> None:
@@ -438,10 +402,18 @@ def _engine(url: str) -> sa.Engine:
         raise BadInput("the database's URL is malformed: write postgresql://user:password@host/name") from None
 
 
+def _file_of(url: sa.URL) -> Path | None:
+    """SQLite's file, which a URL may name as a URI; None for a database on a server."""
+    if url.get_backend_name() != "sqlite" or not url.database:
+        return None
+    is_uri = url.database.startswith("file:")
+    return Path(unquote(url.database.removeprefix("file:")) if is_uri else url.database)
+
+
 _NAME = r'(?:\w+|"\w+")'
 _NAMES = rf"\({_NAME}(?:, {_NAME})*\)"
 _COLUMN = rf"{_NAME} (?:VARCHAR\(\d+\)|TEXT|INTEGER|BIGINT|BOOLEAN|FLOAT|BLOB)(?: DEFAULT '\w*')?(?: NOT NULL)?"
-_PART = rf"(?:{_COLUMN}|PRIMARY KEY {_NAMES}|FOREIGN KEY ?{_NAMES} REFERENCES {_NAME} {_NAMES})"
+_PART = rf"(?:{_COLUMN}|(?:CONSTRAINT {_NAME} )?PRIMARY KEY {_NAMES}|FOREIGN KEY ?{_NAMES} REFERENCES {_NAME} {_NAMES})"
 _PLAIN = re.compile(
     rf"CREATE TABLE {_NAME} \( ?{_PART}(?: ?, {_PART})* ?\)|CREATE INDEX {_NAME} ON {_NAME} {_NAMES}", re.ASCII
 )
@@ -462,18 +434,14 @@ def refuse_programs(cursor: Any) -> None:
             raise BadInput(f"{FILE_NAME}: {printable.quotation(f'{name}', 80)} is no plain table or index; {REMEDY}")
 
 
-def _set_up_writing(connection: Any, _: object) -> None:
+def _set_up(place: str, read_only: bool, connection: Any, _: object) -> None:
+    """Of each new connection to a SQLite file; nothing is changed before it is known to be one of ours."""
     cursor = connection.cursor()
     cursor.execute(f"PRAGMA busy_timeout={BUSY_MILLISECONDS}")
     refuse_programs(cursor)
-    cursor.execute("PRAGMA journal_mode=WAL")
-    cursor.execute("PRAGMA synchronous=FULL")  # a power cut loses nothing that was told to a watcher
-    cursor.execute("PRAGMA foreign_keys=ON")
-    cursor.close()
-
-
-def _set_up_reading(connection: Any, _: object) -> None:
-    cursor = connection.cursor()
-    cursor.execute(f"PRAGMA busy_timeout={BUSY_MILLISECONDS}")
-    refuse_programs(cursor)
+    versions.require_known(versions.of_sqlite(cursor), place)
+    if not read_only:
+        cursor.execute("PRAGMA journal_mode=WAL")
+        cursor.execute("PRAGMA synchronous=FULL")  # a power cut loses nothing that was told to a watcher
+        cursor.execute("PRAGMA foreign_keys=ON")
     cursor.close()

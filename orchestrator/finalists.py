@@ -46,14 +46,18 @@ DOUBTFUL_FROM = 1.05
 _NOT_BASELINES = frozenset({timing_pb2.ARM_KIND_CANDIDATE, timing_pb2.ARM_KIND_REWRITTEN, timing_pb2.ARM_KIND_AA_COPY})
 
 
-def select(trials: Sequence[trial_pb2.Trial], count: int = COUNT) -> list[trial_pb2.Trial]:
-    """Trials worth the care, best first: passing ones that changed something, and of those not faster only the best.
+def promising(trials: Sequence[trial_pb2.Trial], count: int = COUNT) -> list[trial_pb2.Trial]:
+    """Trials that may become finalists, best first: passing ones that changed something.
 
-    `trials` carry their programs. Those whose time is too good to be true come last: they keep no other from a final.
+    Those whose time is too good to be true come last: they keep no other from a final.
     """
     changed = [trial for trial in trials if passed(trial) and trial.candidate.moves]
-    ranked = sorted(changed, key=lambda trial: (is_credible(trial), score(trial)), reverse=True)
-    return [trial for place, trial in enumerate(ranked[:count]) if place == 0 or score(trial) > 1.0]
+    return sorted(changed, key=lambda trial: (is_credible(trial), score(trial)), reverse=True)[:count]
+
+
+def select(trials: Sequence[trial_pb2.Trial], count: int = COUNT) -> list[trial_pb2.Trial]:
+    """Of `promising` trials, which carry their programs, those worth the care: of those not faster only the best."""
+    return [trial for place, trial in enumerate(promising(trials, count)) if place == 0 or score(trial) > 1.0]
 
 
 def judge(

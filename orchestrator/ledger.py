@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from orchestrator import finalists, metrics
+from orchestrator.archiving import programs
 from orchestrator.counsel import Counsel
 from orchestrator.pipeline import (
     Duplicate,
@@ -77,7 +78,8 @@ class Ledger:
         self._searching_since = 0.0
         """When this search began, less what was spent before, by the monotonic clock; 0 before."""
         self.trials: list[trial_pb2.Trial] = []
-        """Those that ended, with their programs and no binaries."""
+        """Those that ended, without binaries; with their programs while they may become finalists."""
+        self._promising: list[trial_pb2.Trial] = []
         self.floor_percent = 0.0
         """Of the floor, what the best trial reaches."""
         self.may_pass_floor = False
@@ -146,11 +148,12 @@ class Ledger:
         self._tried.discard(of_moves(moves))
 
     def take_up(self, trials: Sequence[trial_pb2.Trial], counsel: Counsel) -> None:
-        """Knows what the run had found and spent when it was left; `trials` carry their programs."""
+        """Knows what the run had found and spent when it was left; possible finalists carry their programs."""
         for trial in trials:
             self._programs |= {trial.candidate.program.digest, trial.candidate.analysis.plan_digest}
             self.note_tried(trial.hypothesis.moves)
             self._keep(trial, counsel)
+            self._spare(trial)
             spent = self._run.spent
             spent.wall_seconds = max(spent.wall_seconds, trial.spent.wall_seconds)
             spent.device_seconds = max(spent.device_seconds, trial.spent.device_seconds)
@@ -171,7 +174,10 @@ class Ledger:
                 self._keep(kept, counsel)
                 self._run.pass_count += passed(trial)
                 metrics.record_trial(self._run, trial)
-                self._observer.trial_ended(kept)
+                try:
+                    self._observer.trial_ended(kept)
+                finally:
+                    self._spare(kept)
                 self._observer.run_changed(self._run)
             case Refused():
                 metrics.funnel.labels("refused").inc()
@@ -188,6 +194,14 @@ class Ledger:
         counsel.add(without_bulk(trial))
         self.floor_percent = max(self.floor_percent, self._share_of_floor(trial))
         self._run.trial_count = len(self.trials)
+
+    def _spare(self, trial: trial_pb2.Trial) -> None:
+        """Takes the program from a trial that will be no finalist: of thousands they would fill the memory."""
+        every = [*self._promising, trial]
+        self._promising = finalists.promising(every)
+        for each in every:
+            if not any(each is kept for kept in self._promising):
+                programs.dropped(each)
 
     def _share_of_floor(self, trial: trial_pb2.Trial) -> float:
         """Percent of the floor that a trial reaches; 0 where a kernel may well pass it (by algebra, or in products).

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 
 from orchestrator.archive import Archive
 from orchestrator.exports import export_files, export_shapes
@@ -26,7 +26,7 @@ from warpsmith.permissions import UNASKED, Caller
 from warpsmith.service.handlers import Call
 from warpsmith.settings import Settings
 from warpsmith.v1 import optimization_service_pb2 as messages
-from warpsmith.v1 import optimization_service_pb2_grpc, run_pb2
+from warpsmith.v1 import optimization_service_pb2_grpc, run_pb2, trial_pb2
 
 audit = logging.getLogger("warpsmith.audit")
 
@@ -34,6 +34,7 @@ DEFAULT_EXPORTER = "module"
 PAGE_BYTES = 1 << 20
 MOST_TRIALS = 256
 """Of a page of trials, and how large it may be; one trial is a page, whatever it takes."""
+PROGRAMS_AT_ONCE = 16
 
 
 class OptimizationServicer(optimization_service_pb2_grpc.OptimizationServiceServicer):
@@ -56,20 +57,34 @@ class OptimizationServicer(optimization_service_pb2_grpc.OptimizationServiceServ
 
     def ListRuns(self, request: messages.ListRunsRequest, context: object) -> messages.ListRunsResponse:
         """Lists runs, newest first."""
-        runs = self._host.runs(request.limit, request.task_digest, request.before)
-        return messages.ListRunsResponse(runs=map(light, runs) if request.light else runs)
+        found, size = messages.ListRunsResponse(), 0
+        for run in self._host.runs(request.limit, request.task_digest, request.before):
+            shown = light(run) if request.light else run
+            size += shown.ByteSize()
+            if found.runs and size > PAGE_BYTES:
+                break
+            found.runs.append(shown)
+        return found
 
     def ListTrials(self, request: messages.ListTrialsRequest, context: object) -> messages.ListTrialsResponse:
         """Lists the trials of a run in order, or a page of them."""
-        limit = min(request.limit, MOST_TRIALS) or None
-        found, size = messages.ListTrialsResponse(), 0
-        for trial in self._host.trials(request.run_id, request.after, limit):
+        found, size, limit = messages.ListTrialsResponse(), 0, min(request.limit, MOST_TRIALS) or None
+        for trial in self._trials(request, limit):
             shown = without_bulk(trial, keep_sources=request.with_sources)
             size += shown.ByteSize()
             if limit and found.trials and size > PAGE_BYTES:
                 break
             found.trials.append(shown)
         return found
+
+    def _trials(self, request: messages.ListTrialsRequest, limit: int | None) -> Iterator[trial_pb2.Trial]:
+        """All that a page may have; of trials with programs only a few are read at once, since few fill a page."""
+        after, at_once = request.after, PROGRAMS_AT_ONCE if limit and request.with_sources else limit
+        while trials := self._host.trials(request.run_id, after, at_once, with_programs=request.with_sources):
+            yield from trials[:limit]
+            limit, after = limit and limit - len(trials), trials[-1].number
+            if limit is None or limit <= 0:
+                return
 
     async def WatchRun(
         self, request: messages.WatchRunRequest, context: object

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from orchestrator.archiving import repair
+from orchestrator.archiving import repair, versions
 from orchestrator.commands.options import DEFAULT_RUNS, Runs
 from orchestrator.commands.terminal import note, tell, tell_line
 
@@ -18,6 +18,11 @@ app = typer.Typer(no_args_is_help=True, help="Checks, recovers and copies the ar
 def check(runs: Runs = DEFAULT_RUNS) -> None:
     """Reads every row that is kept, also while runs go on; ends with 1 where something is damaged."""
     found = repair.check(runs)
+    is_latest = found.version == versions.LATEST
+    tell_line(
+        f"schema version {found.version or 'none: older than versions'}"
+        + ("" if is_latest else f"; the next command that writes brings it to {versions.LATEST}")
+    )
     _tell(found)
     if not found.is_sound:
         note("`warpsmith archive recover` takes what is readable into a new archive, and sets this one aside")
@@ -46,7 +51,7 @@ def _tell(found: repair.Findings) -> None:
     for table in found.tables:
         lost = ", ".join(
             f"{count} {how}"
-            for count, how in ((table.damaged, "damaged"), (table.orphaned, "of runs that are lost"))
+            for count, how in ((table.damaged, "damaged"), (table.orphaned, "of runs or texts that are lost"))
             if count
         )
         tell(f"{table.name:<8}{table.readable:>9} readable{', ' if lost else ''}{lost}")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sqlite3
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +19,7 @@ from urllib.parse import quote
 from google.protobuf.message import DecodeError, Message
 
 from orchestrator.archive import FILE_NAME, Archive, refuse_programs, require_plain
+from orchestrator.archiving import programs, versions
 from orchestrator.serving import ownership
 from warpsmith.errors import BadInput
 from warpsmith.v1 import analysis_pb2, run_pb2, trial_pb2
@@ -30,6 +31,8 @@ KINDS: Mapping[str, type[Message]] = {
     "groups": analysis_pb2.KnownGroup,
 }
 """By table, what a row's message is. A row of another table than the first belongs to one of it."""
+TABLES_READ = ("texts", *KINDS)
+"""In this order: a trial needs its texts and its run."""
 COMPANIONS = ("", "-wal", "-shm")
 PROBES = 1_000_000
 """Most rows of a table that are asked for one by one."""
@@ -44,7 +47,7 @@ class Table:
     damaged: int = 0
     """Rows that are there and hold no message of ours."""
     orphaned: int = 0
-    """Readable rows of runs that are lost."""
+    """Readable rows whose run, or a text that they need, is lost."""
 
 
 @dataclass
@@ -52,6 +55,8 @@ class Findings:
     """What is known of a file."""
 
     tables: list[Table]
+    version: str
+    """Of its schema; empty where it is older than versions."""
     problems: list[str] = field(default_factory=list)
     """What SQLite says of it; empty where it is sound."""
 
@@ -65,23 +70,24 @@ def check(directory: Path) -> Findings:
     """Reads every row of a directory's archive, also while runs go on.
 
     Raises:
-        BadInput: there is none.
+        BadInput: there is none, or a later release has written it.
     """
     with closing(_opened(_file(directory))) as connection:
+        version = _known_version(connection, directory)
         problems = []
         try:
             rows = connection.execute("PRAGMA integrity_check(5)").fetchall()
             problems = [str(row[0]) for row in rows if row[0] != "ok"]
         except sqlite3.DatabaseError as error:
             problems = [str(error)]
-        return Findings(_read(connection, lambda *_: True), problems)
+        return Findings(_read(connection, lambda *_: True), version, problems)
 
 
 def recover(directory: Path) -> tuple[Findings, Path]:
     """Takes what is readable into a new archive, and sets the old one aside; gives its new name.
 
     Raises:
-        BadInput: there is none, an orchestrator has it, or not a row of it can be read.
+        BadInput: there is none, an orchestrator has it, a later release has written it, or not a row can be read.
     """
     file = _file(directory)
     if ownership.somebody_lives(directory):
@@ -92,7 +98,8 @@ def recover(directory: Path) -> tuple[Findings, Path]:
             if (part := file.with_name(file.name + companion)).exists():
                 copied.with_name(copied.name + companion).write_bytes(part.read_bytes())
         with closing(_opened(copied, mode="rw")) as connection, _filling(made) as add:
-            found = Findings(_read(connection, add))
+            version = _known_version(connection, directory)
+            found = Findings(_read(connection, add), version)
         if not any(table.readable for table in found.tables):
             raise BadInput(f"{file}: not a row of it can be read; move it away to begin anew")
         aside = file.with_name(f"{file.name}.damaged-{time.strftime('%Y%m%d-%H%M%S')}")
@@ -148,19 +155,28 @@ def _opened(file: Path, mode: str = "ro") -> sqlite3.Connection:
     return connection
 
 
+def _known_version(connection: sqlite3.Connection, directory: Path) -> str:
+    try:
+        version = versions.of_sqlite(connection.cursor())
+    except sqlite3.DatabaseError:  # the page that says so is damaged: the rows are asked
+        return versions.UNVERSIONED
+    versions.require_known(version, str(directory / FILE_NAME))
+    return version
+
+
 Row = Mapping[str, Any]
 Taken = Callable[[str, Row], bool]
-"""Takes a readable row of a table; False where its run is lost."""
+"""Takes a readable row of a table; False where what it needs is lost."""
 
 
 def _read(connection: sqlite3.Connection, take: Taken) -> list[Table]:
-    return [_read_table(connection, name, take) for name in KINDS]
+    return [_read_table(connection, name, take) for name in TABLES_READ]
 
 
 def _read_table(connection: sqlite3.Connection, name: str, take: Taken) -> Table:
     table = Table(name)
     for row in _rows(connection, name):
-        if not _is_ours(KINDS[name], row):
+        if not _is_ours(name, row):
             table.damaged += 1
         elif take(name, row):
             table.readable += 1
@@ -169,9 +185,11 @@ def _read_table(connection: sqlite3.Connection, name: str, take: Taken) -> Table
     return table
 
 
-def _is_ours(kind: type[Message], row: Row) -> bool:
+def _is_ours(table: str, row: Row) -> bool:
     try:
-        kind.FromString(row["message"])
+        if table == "texts":
+            return bool(programs.digest_of(row["content"]) == row["digest"])
+        KINDS[table].FromString(row["message"])
     except (DecodeError, TypeError, KeyError):
         return False
     return True
@@ -179,27 +197,34 @@ def _is_ours(kind: type[Message], row: Row) -> bool:
 
 def _rows(connection: sqlite3.Connection, table: str) -> Iterator[Row]:
     """Rows of a table that can be read: from both ends up to what cannot, and in between one by one."""
-    first = last = 0
-    for row in _until_unreadable(connection, f"SELECT rowid AS number, * FROM {table} ORDER BY rowid"):
-        first = row["number"]
-        yield row
-    for row in _until_unreadable(connection, f"SELECT rowid AS number, * FROM {table} ORDER BY rowid DESC"):
-        last = row["number"]
-        if last <= first:
-            return
-        yield row
-    for number in range(first + 1, min(last, first + PROBES)):
-        yield from _until_unreadable(connection, f"SELECT * FROM {table} WHERE rowid = {number}")
+    query = f"SELECT rowid AS place, * FROM {table}"
+    first, is_whole = yield from _until_unreadable(connection, f"{query} ORDER BY rowid")
+    if is_whole:
+        return
+    last, _ = yield from _until_unreadable(connection, f"{query} WHERE rowid > {first} ORDER BY rowid DESC")
+    end = min(last or _most_rows(connection), first + PROBES)
+    for number in range(first + 1, end):
+        yield from _until_unreadable(connection, f"{query} WHERE rowid = {number}")
 
 
-def _until_unreadable(connection: sqlite3.Connection, query: str) -> Iterator[Row]:
+def _most_rows(connection: sqlite3.Connection) -> int:
+    """Of any table: a row takes ten bytes or more."""
+    (pages,), (page_bytes,) = (connection.execute(f"PRAGMA {name}").fetchone() for name in ("page_count", "page_size"))
+    return int(pages * page_bytes // 10)
+
+
+def _until_unreadable(connection: sqlite3.Connection, query: str) -> Generator[Row, None, tuple[int, bool]]:
+    """Rows up to one that cannot be read; gives the rowid of the last one, and whether it was the end."""
+    place = 0
     try:
         cursor = connection.execute(query)
         names = [column[0] for column in cursor.description]
         for values in cursor:
-            yield dict(zip(names, values, strict=True))
+            yield (row := dict(zip(names, values, strict=True)))
+            place = row["place"]
     except sqlite3.DatabaseError:
-        return
+        return place, False
+    return place, True
 
 
 @contextmanager
@@ -207,13 +232,16 @@ def _filling(file: Path) -> Iterator[Taken]:
     """A new archive at a file, with what fills it."""
     Archive(f"sqlite:///{file}").close()
     with closing(sqlite3.connect(file)) as target:
-        columns = {name: [row[1] for row in target.execute(f"PRAGMA table_info({name})")] for name in KINDS}
+        columns = {name: [row[1] for row in target.execute(f"PRAGMA table_info({name})")] for name in TABLES_READ}
         runs: set[str] = set()
+        texts: set[str] = set()
 
         def take(table: str, row: Row) -> bool:
-            if table == "runs":
+            if table == "texts":
+                texts.add(row["digest"])
+            elif table == "runs":
                 runs.add(row["id"])
-            elif row["run_id"] not in runs:
+            elif row["run_id"] not in runs or not texts.issuperset(f"{row.get('texts', '')}".split()):
                 return False
             kept = {name: row[name] for name in columns[table] if name in row}
             places = ", ".join("?" * len(kept))

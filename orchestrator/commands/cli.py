@@ -325,7 +325,7 @@ def list_runs(
 ) -> None:
     """Lists runs, newest first."""
     with client.reading(server, runs) as orchestrator:
-        found = list(client.latest(orchestrator, limit))
+        found = client.latest(orchestrator, limit)
     told = list(map(report.as_json, found))
     tables.write(told, csv, openmetrics)
     if as_json:
@@ -352,25 +352,28 @@ def show(
         if as_record:
             tell_file(record.text(found))
             return
-        chosen = client.trial(orchestrator, found.id, trial) if trial else None
-        trials = [] if trial else client.trials(orchestrator, found.id)
-    if not trial:
-        tell_line(f"{found.task.name}: {report.state_name(found.state)}: {found.message}")
-        if found.model_tokens:
-            tell(report.tokens_text(found))
-        if tree:
-            Console().print(report.tree("plan zero", trials), soft_wrap=True)
+        if not trial:
+            _tell_trials(found, client.trials(orchestrator, found.id), tree)
             return
-        for each in trials:
-            tell_line(report.trial_line(each))
-            tell(f"    {printable.quotation(each.hypothesis.rationale)}")
-        return
+        chosen = client.trial(orchestrator, found.id, trial)
     if chosen is None:
         raise NotFound(f"run {found.id} has no trial {trial}")
     tell_line(f"// {report.trial_line(chosen)}")
     for source in chosen.candidate.program.sources:
         tell_line(f"// ---- {source.name}")
         tell_file(f"{source.text}\n")
+
+
+def _tell_trials(run: run_pb2.Run, trials: Iterable[trial_pb2.Trial], as_tree: bool) -> None:
+    tell_line(f"{run.task.name}: {report.state_name(run.state)}: {run.message}")
+    if run.model_tokens:
+        tell(report.tokens_text(run))
+    if as_tree:
+        Console().print(report.tree("plan zero", trials), soft_wrap=True)
+        return
+    for each in trials:
+        tell_line(report.trial_line(each))
+        tell(f"    {printable.quotation(each.hypothesis.rationale)}")
 
 
 @app.command("report", epilog="Example:\n\n  warpsmith report last --html softmax.html")
@@ -389,7 +392,7 @@ def report_command(
         if html is None:
             _print_results([found], as_json)
             return
-        trials = client.trials(orchestrator, found.id)
+        trials = list(client.trials(orchestrator, found.id))
     _give_page(html, found, trials)
 
 
@@ -421,8 +424,8 @@ def watch(run: RunId = "last", server: Server = "", runs: Runs = DEFAULT_RUNS) -
 
 @app.command()
 def cancel(run: RunId = "last", server: Server = "", runs: Runs = DEFAULT_RUNS) -> None:
-    """Asks a run to stop; its best so far is judged and kept."""
-    with client.connected(server, runs) as orchestrator:
+    """Asks a run to stop; its best so far is judged and kept. One whose orchestrator is gone ends as it is."""
+    with client.stopping(server, runs) as orchestrator:
         found = client.cancel(orchestrator, run)
     tell_line(f"{found.id}: {report.state_name(found.state)}")
 
@@ -430,8 +433,6 @@ def cancel(run: RunId = "last", server: Server = "", runs: Runs = DEFAULT_RUNS) 
 app.command("verify", epilog=trust_commands.VERIFY_EXAMPLE)(trust_commands.verify_command)
 app.command("judge", epilog=trust_commands.JUDGE_EXAMPLE)(trust_commands.judge_command)
 app.command("kernelbench", epilog=interchange_commands.EXAMPLE)(interchange_commands.kernelbench_command)
-
-
 app.add_typer(archive_commands.app, name="archive")
 app.command("up", epilog=up_command.EXAMPLE)(up_command.up)
 app.command("web", epilog=web_command.EXAMPLE)(web_command.web)

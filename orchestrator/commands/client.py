@@ -11,19 +11,21 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any, Protocol, cast
 
 from orchestrator.agents import Agents, Benchmark, Correctness
-from orchestrator.archive import Archive
+from orchestrator.archive import FILE_NAME, Archive
 from orchestrator.search_run import SearchRun
 from orchestrator.servicer import OptimizationServicer
+from orchestrator.serving import ownership
 from orchestrator.serving.dialing import agents_at, judges_at, orchestrator_at
 from orchestrator.serving.hosting import RunHost
 from orchestrator.serving.local import MODULES, LocalServices, published_address
+from orchestrator.serving.ownership import Owner
 from warpsmith import settings
 from warpsmith.errors import BadInput, Infrastructure, NotFound, ServiceGone
 from warpsmith.v1 import optimization_service_pb2 as messages
@@ -92,16 +94,20 @@ class Optimization(Protocol):
 
 
 class InProcess:
-    """Past runs through the same nine methods, without a server. It starts nothing."""
+    """Past runs through the same nine methods, without a server. It starts nothing; an owner stops what was left."""
 
-    def __init__(self, archive: Archive) -> None:
-        self._archive, self._host = archive, RunHost(archive, _no_agents)
+    def __init__(self, archive: Archive, owner: Owner | None = None) -> None:
+        self._archive, self._host = archive, RunHost(archive, _no_agents, owner=owner)
         self._servicer: Any = OptimizationServicer(self._host)
 
     def WatchRun(self, request: messages.WatchRunRequest, **_: object) -> Iterator[messages.WatchRunResponse]:
         """What happened in a run, and no more."""
         events = self._archive.events(self._host.run(request.run_id).id, request.after)
         return (messages.WatchRunResponse(event=event) for event in events)
+
+    def close(self) -> None:
+        """Closes the archive."""
+        self._host.close()
 
     def __getattr__(self, method: str) -> Callable[..., Any]:
         answer = getattr(self._servicer, method)
@@ -122,11 +128,8 @@ def reading(server: str, runs: Path) -> Iterator[Optimization]:
     if server:
         yield _at(server)
         return
-    archive = Archive.reading(runs)
-    try:
-        yield cast("Optimization", InProcess(archive))
-    finally:
-        archive.close()
+    with closing(InProcess(Archive.reading(runs))) as orchestrator:
+        yield cast("Optimization", orchestrator)
 
 
 @contextmanager
@@ -137,6 +140,21 @@ def connected(server: str, runs: Path) -> Iterator[Optimization]:
         BadInput: no command is under way there.
     """
     yield _at(server or str(runs))
+
+
+@contextmanager
+def stopping(server: str, runs: Path) -> Iterator[Optimization]:
+    """A client that stops runs: of a server, of the command under way in `runs`, or, where none is, of what one left.
+
+    Raises:
+        BadInput: nothing is kept there.
+    """
+    if server or ownership.somebody_lives(runs) or not (runs / FILE_NAME).exists():
+        yield _at(server or str(runs))
+        return
+    archive = Archive.in_directory(runs)
+    with closing(InProcess(archive, Owner(archive, stays=False))) as orchestrator:
+        yield cast("Optimization", orchestrator)
 
 
 def _at(server: str) -> Optimization:
@@ -255,9 +273,21 @@ def create(
     return client.CreateRun(request, timeout=30.0).run
 
 
-def latest(client: Optimization, count: int) -> Sequence[run_pb2.Run]:
-    """At most so many runs, newest first."""
-    return client.ListRuns(messages.ListRunsRequest(limit=count), timeout=30.0).runs
+def latest(
+    client: Optimization, count: int, *, task_digest: str = "", before: float = 0.0, light: bool = False
+) -> list[run_pb2.Run]:
+    """At most so many runs, newest first, a page at a time; the rest as `ListRunsRequest` has it."""
+    found: dict[str, run_pb2.Run] = {}
+    while len(found) < count:
+        request = messages.ListRunsRequest(
+            limit=count - len(found), task_digest=task_digest, before=before, light=light
+        )
+        page = client.ListRuns(request, timeout=30.0).runs
+        if all(run.id in found for run in page):
+            break
+        found |= {run.id: run for run in page}
+        before = page[-1].created_at
+    return list(found.values())
 
 
 def cancel(client: Optimization, run_id: str) -> run_pb2.Run:
@@ -265,16 +295,16 @@ def cancel(client: Optimization, run_id: str) -> run_pb2.Run:
     return client.CancelRun(messages.CancelRunRequest(run_id=run_id), timeout=30.0).run
 
 
-def trials(client: Optimization, run_id: str) -> list[trial_pb2.Trial]:
+def trials(client: Optimization, run_id: str) -> Iterator[trial_pb2.Trial]:
     """The trials of a run, without sources, a page at a time; all at once from a server that knows no pages."""
-    found: list[trial_pb2.Trial] = []
+    after = 0
     while True:
-        after = found[-1].number if found else 0
         request = messages.ListTrialsRequest(run_id=run_id, after=after, limit=PAGE_TRIALS)
         page = client.ListTrials(request, timeout=30.0).trials
         if not page or page[0].number <= after:
-            return found
-        found += page
+            return
+        yield from page
+        after = page[-1].number
 
 
 def trial(client: Optimization, run_id: str, number: int) -> trial_pb2.Trial | None:

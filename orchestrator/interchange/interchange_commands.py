@@ -150,7 +150,7 @@ def kernelbench_command(
     private_files.require_name("--name", name)
     tasks = layout.tasks(checkout)
     with client.reading(server, runs) as orchestrator:
-        kept = orchestrator.ListRuns(messages.ListRunsRequest(limit=MOST_RUNS), timeout=120.0).runs
+        kept = client.latest(orchestrator, MOST_RUNS)
         machine, of_tasks = kernelbench_run.latest(kept, tasks)
 
         def export(run_id: str, flavour: str) -> str:

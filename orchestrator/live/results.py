@@ -20,6 +20,9 @@ from warpsmith.errors import BadInput, Infrastructure
 from warpsmith.v1 import optimization_service_pb2 as messages
 from warpsmith.v1 import run_pb2, task_pb2
 
+MOST_RUNS = 50
+"""Latest runs of a task among which a faster kernel is looked for."""
+
 
 @dataclass(frozen=True)
 class Result:
@@ -64,8 +67,7 @@ class Results:
         if self.fresh or not (self.server or os.path.lexists(self.runs / archive.FILE_NAME)):
             return None
         with client.reading(self.server, self.runs) as orchestrator:
-            request = messages.ListRunsRequest(task_digest=task.digest)
-            for run in orchestrator.ListRuns(request, timeout=30.0).runs:
+            for run in client.latest(orchestrator, MOST_RUNS, task_digest=task.digest):
                 if run.best.timing.faster and _is_here(run):
                     return Result(run, _exported(orchestrator, run))
         return None

@@ -24,9 +24,9 @@ from orchestrator.search_run import ENDED, SearchRun
 from orchestrator.serving import taking_up
 from orchestrator.serving.ownership import Owner
 from orchestrator.serving.story import Story, light
-from orchestrator.serving.taking_up import MOST_ATTEMPTS, taken_up, trials_text
+from orchestrator.serving.taking_up import MOST_ATTEMPTS, trials_text
 from warpsmith import plugins
-from warpsmith.errors import ArchiveFault, Infrastructure, NotFound, RunLost, ServiceGone, WarpsmithError
+from warpsmith.errors import ArchiveFault, Infrastructure, RunLost, ServiceGone
 from warpsmith.permissions import UNASKED, Caller
 from warpsmith.v1 import run_pb2, task_pb2, trial_pb2
 
@@ -56,13 +56,14 @@ class RunHost:
         self.change_count = 0
         """Grows whenever a run has come or ended."""
         self._leaving = threading.Event()
+        self._taking = threading.Lock()
+        """Held by who makes a run another had its own."""
         self._queue: queue.Queue[Story | None] = queue.Queue()
         self._threads = [threading.Thread(target=self._work, name="runs", daemon=True) for _ in range(at_once)]
         for thread in self._threads:
             thread.start()
         if owner is not None:
-            self.take_up()
-            owner.live(self.take_up, self._leaving)
+            owner.live(self._look, self._leaving)
 
     # ---- coming --------------------------------------------------------------------------------------
 
@@ -86,17 +87,13 @@ class RunHost:
         self._enqueue(story)
         return run
 
-    def take_up(self) -> None:
-        """Queues what orchestrators that stay have left, oldest first; one of those that pass takes up nothing."""
-        if self._owner is None or not self._owner.stays:
-            return
-        for run_id, before in self._owner.left():
-            try:
-                self._go_on(taken_up(self._archive, self._owner, run_id, before))
-            except RunLost:
-                continue  # another one was sooner
-            except WarpsmithError as error:
-                log.error("run %s cannot be taken up: %s", run_id, error)
+    def _look(self) -> None:
+        """Stops what others were asked to stop, and takes up what they left; in a thread, since that may take long."""
+        assert self._owner is not None
+        for run_id in self._owner.asked_to_stop():
+            if story := self._stories.get(run_id):
+                story.cancel()
+        taking_up.take_up_left(self._archive, self._owner, self._go_on, self._taking, self._leaving)
 
     def resume(self, run_id: str) -> run_pb2.Run:
         """Queues a run that was left, cancelled or failed, with what is left of its budget; one under way goes on.
@@ -105,11 +102,12 @@ class RunHost:
             NotFound: no such run. BadInput: it has ended otherwise or has spent its budget, or another has it.
         """
         run = self.run(run_id)
-        if run.id in self._stories:
-            return self._stories[run.id].run
-        if self._owner is None or self._leaving.is_set():
-            raise ServiceGone("this orchestrator takes up no run")
-        return self._go_on(taking_up.resumed(self._archive, self._owner, run)).run
+        with self._taking:
+            if run.id in self._stories:
+                return self._stories[run.id].run
+            if self._owner is None or self._leaving.is_set():
+                raise ServiceGone("this orchestrator takes up no run")
+            return self._go_on(taking_up.resumed(self._archive, self._owner, run)).run
 
     def _go_on(self, story: Story) -> Story:
         """Queues a run that was another's, or ends it where it never gets on."""
@@ -151,15 +149,19 @@ class RunHost:
         runs = [story.run for story in self._stories.copy().values() if not story.ended]
         return list(map(light, sorted(runs, key=lambda run: run.created_at)))
 
-    def trials(self, run_id: str, after: int = 0, limit: int | None = None) -> list[trial_pb2.Trial]:
-        """The trials of a run past a number, with their programs, in order; the first so many of them.
+    def trials(
+        self, run_id: str, after: int = 0, limit: int | None = None, *, with_programs: bool = True
+    ) -> list[trial_pb2.Trial]:
+        """The trials of a run past a number, in order; the first so many of them.
 
         Raises:
             NotFound: no such run.
         """
         run = self.run(run_id)
         story = self._stories.get(run.id)
-        return story.trials[after:][:limit] if story else self._archive.trials(run.id, after, limit)
+        if story and not (with_programs and story.is_archived):
+            return story.trials[after : after + limit if limit else None]
+        return self._archive.trials(run.id, after, limit, with_programs=with_programs)
 
     async def watch(self, run_id: str, after: int) -> AsyncIterator[run_pb2.RunEvent]:
         """Events past a number until the run ends; also of a run of another orchestrator.
@@ -170,6 +172,9 @@ class RunHost:
         run_id = (await asyncio.to_thread(self.run, run_id)).id
         while True:
             if story := self._stories.get(run_id):
+                async for event in _archived(self._archive, run_id, after, story.first):
+                    yield event
+                    after = event.number
                 async for event in story.follow(after):
                     yield event
                 return
@@ -188,17 +193,15 @@ class RunHost:
     # ---- ending --------------------------------------------------------------------------------------
 
     def cancel(self, run_id: str) -> run_pb2.Run:
-        """Asks a run to stop; one that has ended stays as it is.
+        """Asks a run to stop, also another orchestrator's; one that nobody takes up unasked ends at once.
 
         Raises:
-            NotFound: no such run, or it is not this orchestrator's.
+            NotFound: no such run, or it is not this orchestrator's, which has no name.
         """
         run_id = self.run(run_id).id
         if (story := self._stories.get(run_id)) is None:
-            run = self._archive.run(run_id)  # it may have ended since
-            if run.state not in ENDED:
-                raise NotFound(f"run {run.id} belongs to an orchestrator that is gone, or is another's")
-            return run
+            with self._taking:
+                return taking_up.cancelled(self._archive, self._owner, run_id)
         story.cancel()
         self._note(run_id, stop_asked=1)
         return story.run
@@ -315,9 +318,11 @@ def _new_run(task: task_pb2.Task, budget: run_pb2.Budget, search: str, fresh: bo
     )
 
 
-async def _archived(archive: Archive, run_id: str, after: int) -> AsyncIterator[run_pb2.RunEvent]:
-    """Events past a number, a page at a time."""
-    while page := await asyncio.to_thread(archive.events, run_id, after, EVENTS_AT_ONCE):
+async def _archived(
+    archive: Archive, run_id: str, after: int, end: float = float("inf")
+) -> AsyncIterator[run_pb2.RunEvent]:
+    """Events past a number, a page at a time; no further page once all before another number are told."""
+    while after + 1 < end and (page := await asyncio.to_thread(archive.events, run_id, after, EVENTS_AT_ONCE)):
         for event in page:
             yield event
         after = page[-1].number

@@ -21,19 +21,24 @@ from typing import IO
 
 import sqlalchemy as sa
 
-from orchestrator.archive import OWNERS, RUNS, Archive
+from orchestrator.archive import Archive
+from orchestrator.archiving.tables import OWNERS, RUNS
 from orchestrator.search_run import ENDED
 from warpsmith.errors import ArchiveFault, Infrastructure, RunLost
 from warpsmith.sandbox import private_files
+from warpsmith.v1 import run_pb2
 
 log = logging.getLogger("warpsmith.orchestrator")
 
 LEASE_SECONDS = 20.0
 """After which who renews no row is taken for dead; several times `RENEW_SECONDS`, for a database that is slow."""
 RENEW_SECONDS = 4.0
+END_SECONDS = 3.0
+"""How long its threads may take to end what they are at."""
 STAYS, PASSES = "stays", "passes"
 """What a name begins with: of an orchestrator whose runs the next one takes up, and of one that serves one command."""
 
+_UNDER_WAY = sorted({*run_pb2.RunState.values()} - ENDED)
 _OURS = re.compile(rf"(?:{STAYS}|{PASSES})-[0-9a-f]{{24}}", re.ASCII)
 _NOW = sa.extract("epoch", sa.func.clock_timestamp())
 
@@ -49,6 +54,7 @@ class Owner:
         self._archive = archive
         self.name = f"{STAYS if stays else PASSES}-{secrets.token_hex(12)}"
         self.stays = stays
+        self._threads: list[threading.Thread] = []
         self._lock = _locked(_sign(archive.folder, self.name)) if archive.folder else None
         for sign in archive.folder.glob("owner-*.lock") if archive.folder else ():
             _is_locked(sign, remove=True)
@@ -65,23 +71,29 @@ class Owner:
                 connection.execute(sa.delete(OWNERS).where(OWNERS.c.seen_at < _NOW - 100 * LEASE_SECONDS))
 
     def live(self, look: Callable[[], None], ended: threading.Event) -> None:
-        """Renews itself in a thread until `ended`, and calls `look` for what others may have left meanwhile."""
+        """Renews itself in a thread until `ended`, and has `look` see at once, and now and then, what others left.
 
-        def go_on() -> None:
-            while not ended.wait(RENEW_SECONDS):
+        They have a thread each: what was left may be large, and who loads it lives.
+        """
+
+        def now_and_then(work: Callable[[], None]) -> None:
+            while not ended.is_set():
                 try:
-                    self.renew()
-                    look()
+                    work()
                 except Infrastructure as error:
                     log.error("this orchestrator cannot show that it lives, or look for runs: %s", error)
+                ended.wait(RENEW_SECONDS)
 
-        threading.Thread(target=go_on, name="owner", daemon=True).start()
+        for work in (self.renew, look):
+            thread = threading.Thread(target=now_and_then, args=(work,), name="owner", daemon=True)
+            self._threads.append(thread)
+            thread.start()
 
     def left(self) -> list[tuple[str, str]]:
         """Runs that have not ended and were those of orchestrators that stay and are dead, oldest first: run, owner."""
         query = (
             sa.select(RUNS.c.id, RUNS.c.owner)
-            .where(RUNS.c.state.not_in(sorted(ENDED)), RUNS.c.owner.startswith(f"{STAYS}-"))
+            .where(RUNS.c.state.in_(_UNDER_WAY), RUNS.c.owner.startswith(f"{STAYS}-"))
             .order_by(RUNS.c.created_at, RUNS.c.id)
         )
         found = [(row.id, row.owner) for row in self._archive.rows(query)]
@@ -108,13 +120,25 @@ class Owner:
             own = (RUNS.c.id == run_id) & (RUNS.c.owner == self.name)
             connection.execute(sa.update(RUNS).where(own).values(**columns))
 
+    def ask_to_stop(self, run_id: str) -> None:
+        """Has whoever owns a run, or takes it up, stop it. Raises ArchiveFault where that cannot be written."""
+        with self._archive.writing() as connection:
+            connection.execute(sa.update(RUNS).where(RUNS.c.id == run_id).values(stop_asked=1))
+
+    def asked_to_stop(self) -> list[str]:
+        """Its runs under way whose user wants no more of them."""
+        own = (RUNS.c.owner == self.name) & (RUNS.c.stop_asked == 1)
+        return [row.id for row in self._archive.rows(sa.select(RUNS.c.id).where(RUNS.c.state.in_(_UNDER_WAY), own))]
+
     def is_to_stop(self, run_id: str) -> bool:
         """Whether the user of a run wanted no more of it."""
         rows = self._archive.rows(sa.select(RUNS.c.stop_asked).where(RUNS.c.id == run_id))
         return any(row.stop_asked for row in rows)
 
     def close(self) -> None:
-        """Lives no longer: what it has not ended is left."""
+        """Lives no longer: what it has not ended is left. `live` should have ended."""
+        for thread in self._threads:
+            thread.join(END_SECONDS)
         if self._lock is not None:
             Path(self._lock.name).unlink(missing_ok=True)
             self._lock.close()

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from bisect import bisect_right
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -31,14 +30,17 @@ class Story:
 
     archive: Archive
     run: run_pb2.Run
-    events: list[run_pb2.RunEvent] = field(default_factory=list)
+    first: int = 1
+    """Number of the first event that happens here; those before it are in the archive alone."""
     trials: list[trial_pb2.Trial] = field(default_factory=list)
+    """With their programs while they may become finalists; the archive has all."""
     attempt: int = 0
     """How often the run was taken up since a trial last ended; 0 for one that begins here."""
     cancelled: bool = False
     is_left: bool = False
     """Whether another orchestrator goes on with the run, now or later."""
     conductor: SearchRun | None = None
+    events: list[run_pb2.RunEvent] = field(default_factory=list, init=False)
 
     def __post_init__(self) -> None:
         self.lock = threading.Lock()
@@ -47,7 +49,7 @@ class Story:
         """Held by who archives: the run's thread, or who leaves the run."""
         self._kept: tuple[run_pb2.RunState.ValueType, str] = (run_pb2.RUN_STATE_UNSPECIFIED, "")
         self._kept_at = 0.0
-        self._archived_count = len(self.events)
+        self._archived_count = 0
 
     @property
     def ended(self) -> bool:
@@ -119,7 +121,7 @@ class Story:
         with self._writing:
             if self.is_left:
                 raise RunLost(f"run {self.run.id} was left")
-            event.number, event.at = self.events[-1].number + 1 if self.events else 1, time.time()
+            event.number, event.at = self.first + len(self.events), time.time()
             try:
                 yield event
                 self._archived_count += 1
@@ -134,7 +136,7 @@ class Story:
                 self._wake()
 
     async def follow(self, after: int) -> AsyncIterator[run_pb2.RunEvent]:
-        """Events past a number, as they come, until the run has ended. However many follow, they hold no thread.
+        """Events here past a number, as they come, until the run has ended. However many follow, they hold no thread.
 
         Raises:
             ServiceGone: the run was left.
@@ -165,7 +167,7 @@ class Story:
                 self._followers.discard(wake)
 
     def _past(self, number: int) -> list[run_pb2.RunEvent]:
-        return self.events[bisect_right(self.events, number, key=lambda event: event.number) :]
+        return self.events[max(0, number + 1 - self.first) :]
 
 
 def light(run: run_pb2.Run) -> run_pb2.Run:

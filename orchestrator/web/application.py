@@ -59,6 +59,7 @@ def make(orchestrator: Optimization, access: Access) -> Guard:
         Route("/runs/{run_id}", site.run),
         Route("/runs/{run_id}/events", site.run_events),
         Route("/runs/{run_id}/cancel", site.cancel, methods=["POST"]),
+        Route("/runs/{run_id}/resume", site.resume, methods=["POST"]),
         Route("/compare", site.compare),
         Route("/submit", site.submit_form, methods=["GET"]),
         Route("/submit", site.submit, methods=["POST"]),
@@ -146,6 +147,11 @@ class Site:
         run = client.cancel(self._orchestrator, request.path_params["run_id"])
         return RedirectResponse(f"/runs/{quote(run.id, safe='')}", status_code=303)
 
+    def resume(self, request: Request) -> Response:
+        """Goes on with a run that was left, and leads back to it."""
+        run = client.resume(self._orchestrator, request.path_params["run_id"])
+        return RedirectResponse(f"/runs/{quote(run.id, safe='')}", status_code=303)
+
     def submit_form(self, _: Request) -> Response:
         """The empty form."""
         return _form(Form(), "", 200)
@@ -204,7 +210,7 @@ class Site:
 
     def _read(self, run_id: str) -> tuple[run_pb2.Run, Sequence[trial_pb2.Trial]]:
         run = self._orchestrator.GetRun(messages.GetRunRequest(run_id=run_id), timeout=30.0).run
-        return run, client.trials(self._orchestrator, run.id)
+        return run, list(client.trials(self._orchestrator, run.id))
 
 
 class Events(Response):

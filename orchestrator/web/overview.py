@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from orchestrator.commands import report
+from orchestrator.commands import client, report
 from orchestrator.commands.client import Optimization
 from orchestrator.pages import rendering
 from orchestrator.pages.answer import Fact
@@ -61,8 +61,7 @@ def queue_of(orchestrator: Optimization) -> messages.DescribeQueueResponse | Non
 
 def runs_of(orchestrator: Optimization, before: float = 0.0, limit: int = PAGE + 1) -> Sequence[run_pb2.Run]:
     """Runs, newest first; one more than a page has, to know whether there are further ones."""
-    request = messages.ListRunsRequest(limit=limit, before=before, light=True)
-    return orchestrator.ListRuns(request, timeout=30.0).runs
+    return client.latest(orchestrator, limit, before=before, light=True)
 
 
 def parts(

@@ -110,7 +110,7 @@ class RunFeed:
     def _tell_the_end(self, channel: Channel) -> None:
         """Publishes what the run came to, with its sources, which events do not bring."""
         self.run = self.orchestrator.GetRun(messages.GetRunRequest(run_id=self.run_id), timeout=30.0).run
-        self.trials = client.trials(self.orchestrator, self.run_id)
+        self.trials = list(client.trials(self.orchestrator, self.run_id))
         channel.publish(run_parts.whole(self.run, self.trials))
         channel.end()
 

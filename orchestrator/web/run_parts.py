@@ -49,6 +49,7 @@ def light(run: run_pb2.Run, trials: Sequence[trial_pb2.Trial]) -> dict[str, str]
             facts=list(_facts(run, trials)),
             newest=newest[::-1],
             has_ended=has_ended(run),
+            awaits_resume=run.awaits_resume,
             run_id=printable.line(run.id, 40),
         ),
     }

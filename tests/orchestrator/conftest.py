@@ -3,11 +3,9 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,64 +14,13 @@ import pytest
 
 from orchestrator import testing
 from orchestrator.archive import Archive
+from orchestrator.archiving.testing import PostgreSql
 from orchestrator.search.beam import Beam
 from orchestrator.search_run import SearchRun
 from orchestrator.serving.device_gate import DeviceGate
 from orchestrator.serving.story import Story
+from warpsmith.errors import BadInput
 from warpsmith.v1 import analysis_pb2, run_pb2, timing_pb2, trial_pb2, verdict_pb2
-
-SERVER = "postgres"
-"""PostgreSQL refuses to serve as root; Debian's package brings this user."""
-
-
-class PostgreSql:
-    """A server on a socket in a directory of its own; nothing listens on a network."""
-
-    def __init__(self) -> None:
-        found = shutil.which("pg_ctl") or next(iter(sorted(Path("/usr/lib/postgresql").glob("*/bin/pg_ctl"))), None)
-        if found is None:
-            pytest.fail("PostgreSQL is missing: make system-deps (as root; on Debian: apt-get install postgresql)")
-        self._programs = Path(found).parent
-        self._user = SERVER if os.geteuid() == 0 else None
-        self._place = Path(tempfile.mkdtemp(prefix="warpsmith-postgres-", dir="/tmp"))
-        if self._user:
-            shutil.chown(self._place, self._user)
-        self._run("initdb", "--pgdata=data", "--username=warpsmith", "--auth=trust", "--no-sync")
-        self.start()
-
-    def _run(self, program: str, *arguments: str) -> None:
-        subprocess.run(
-            [self._programs / program, *arguments],
-            cwd=self._place,
-            user=self._user,
-            check=True,
-            timeout=60,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-        )
-
-    def start(self) -> None:
-        """Serves; returns when connections are taken."""
-        options = f"-c listen_addresses='' -c unix_socket_directories={self._place}"
-        self._run("pg_ctl", "start", "--pgdata=data", "--wait", "--log=log", f"--options={options}")
-
-    def stop(self) -> None:
-        """Cuts all connections and ends."""
-        self._run("pg_ctl", "stop", "--pgdata=data", "--wait", "--mode=fast")
-
-    def remove(self) -> None:
-        """Stops, and leaves nothing."""
-        self.stop()
-        shutil.rmtree(self._place)
-
-    def url(self, database: str) -> str:
-        """Of a database of that name, made afresh."""
-        import psycopg  # only these tests need it: a GPU machine may lack it
-
-        with psycopg.connect(host=str(self._place), user="warpsmith", dbname="postgres", autocommit=True) as connection:
-            connection.execute(f"drop database if exists {database} with (force)".encode())
-            connection.execute(f"create database {database}".encode())
-        return f"postgresql://warpsmith@/{database}?host={self._place}"
 
 
 @pytest.fixture
@@ -123,9 +70,12 @@ def long_search(ended: tuple[run_pb2.Run, list[trial_pb2.Trial]]) -> tuple[run_p
 
 @pytest.fixture(scope="session")
 def postgresql() -> Iterator[PostgreSql]:
-    server = PostgreSql()
+    try:
+        server = PostgreSql()
+    except BadInput as error:
+        pytest.fail(str(error))
     yield server
-    server.remove()
+    server.close()
 
 
 @pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.postgres)])
@@ -135,6 +85,13 @@ def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
         return f"sqlite:///{tmp_path / 'warpsmith.sqlite3'}"
     server: PostgreSql = request.getfixturevalue("postgresql")
     return server.url("conformance")
+
+
+@pytest.fixture
+def archive(database_url: str) -> Iterator[Archive]:
+    made = Archive(database_url)
+    yield made
+    made.close()
 
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")

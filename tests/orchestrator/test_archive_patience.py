@@ -17,6 +17,7 @@ from prometheus_client import REGISTRY
 from orchestrator import archive as archive_module
 from orchestrator import testing
 from orchestrator.archive import FILE_NAME, Archive
+from orchestrator.serving.story import Story
 from warpsmith.errors import ArchiveFault
 from warpsmith.v1 import run_pb2, trial_pb2
 
@@ -65,6 +66,21 @@ def test_what_is_found_while_the_database_is_locked_is_kept_once_when_it_is_free
     assert "database is locked" in said[0]
     assert "it is tried again for 60 s" in said[0]
     assert "the archive takes what is found again, after" in said[-1]
+
+
+def test_nothing_is_told_of_a_trial_that_waits(archive: Archive, tmp_path: Path) -> None:
+    archive.patience_seconds = 60.0
+    story = Story(archive, run_pb2.Run(id="r", task=testing.task()))
+    with closing(sqlite3.connect(tmp_path / FILE_NAME, isolation_level=None)) as other:
+        other.execute("BEGIN EXCLUSIVE")
+        writer = threading.Thread(target=story.trial_ended, args=(trial_pb2.Trial(number=1),))
+        writer.start()
+        until(lambda: waiting() == 1)
+        assert (story.events, story.trials) == ([], [])
+        other.execute("ROLLBACK")
+        writer.join(30)
+    assert story.events == archive.events("r")
+    assert [event.trial.number for event in story.events] == [1]
 
 
 def test_a_disk_that_is_full_for_a_while_fails_no_trial(archive: Archive) -> None:

@@ -9,7 +9,8 @@ import pytest
 import sqlalchemy as sa
 
 from orchestrator import testing
-from orchestrator.archive import OWNERS, Archive
+from orchestrator.archive import Archive
+from orchestrator.archiving.tables import OWNERS
 from orchestrator.search import Search
 from orchestrator.search_run import ENDED, SearchRun
 from orchestrator.serving import ownership

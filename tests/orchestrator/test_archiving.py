@@ -19,6 +19,15 @@ from warpsmith.errors import ArchiveFault, BadInput
 from warpsmith.v1 import run_pb2, trial_pb2
 
 RUNS, TRIALS = 40, 12
+HEADER = "// a header\n" * 20
+
+
+def trial_of(number: int) -> trial_pb2.Trial:
+    """One whose program has a header that all share."""
+    trial = trial_pb2.Trial(number=number)
+    trial.candidate.program.sources.add(name="kernel.cpp", text=f"kernel {number}")
+    trial.candidate.program.sources.add(name="rows.hpp", text=HEADER)
+    return trial
 
 
 @pytest.fixture
@@ -30,7 +39,7 @@ def runs(tmp_path: Path) -> Path:
         run = run_pb2.Run(id=f"run-{number:03}", task=testing.task(), created_at=1.0 + number, message="m" * 300)
         archive.put_run(run, run_pb2.RunEvent(number=1, run=run))
         for trial in range(1, TRIALS + 1):
-            archive.add_trial(run.id, trial_pb2.Trial(number=trial), run_pb2.RunEvent(number=1 + trial))
+            archive.add_trial(run.id, trial_of(trial), run_pb2.RunEvent(number=1 + trial))
     archive.close()
     with closing(sqlite3.connect(place / FILE_NAME)) as connection:
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
@@ -64,7 +73,7 @@ def test_a_sound_archive_is_called_so(runs: Path) -> None:
     found = repair.check(runs)
     assert found.is_sound
     assert {table.name: table.readable for table in found.tables} == {
-        "runs": RUNS, "trials": RUNS * TRIALS, "events": RUNS * (TRIALS + 1), "groups": 0,
+        "runs": RUNS, "trials": RUNS * TRIALS, "events": RUNS * (TRIALS + 1), "groups": 0, "texts": 1,
     }  # fmt: skip
 
 
@@ -107,13 +116,48 @@ def test_flipped_bytes_cost_their_rows_and_no_others(runs: Path) -> None:
     assert {table.name: table.readable for table in found.tables}["trials"] == RUNS * (TRIALS - 1)
 
 
+def test_programs_are_kept_whole_and_what_they_share_once(runs: Path) -> None:
+    archive = Archive.reading(runs)
+    assert archive.trials("run-003") == [trial_of(number) for number in range(1, TRIALS + 1)]
+    light = archive.trials("run-003", after=4, limit=1, with_programs=False)
+    assert [(each.number, list(each.candidate.program.sources)) for each in light] == [(5, [])]
+    archive.close()
+    assert (runs / FILE_NAME).read_bytes().count(HEADER.encode()) == 1
+
+
+def test_a_trial_whose_text_is_lost_is_told_and_left_out(runs: Path) -> None:
+    with closing(sqlite3.connect(runs / FILE_NAME)) as connection:
+        connection.execute("UPDATE texts SET content = x'00'")
+        connection.execute("UPDATE trials SET texts = 5 WHERE number = 1")
+        connection.execute("UPDATE trials SET texts = '' WHERE number = 2")
+        connection.commit()
+    found, _ = repair.recover(runs)
+    told = {table.name: (table.readable, table.damaged, table.orphaned) for table in found.tables}
+    assert told["texts"] == (0, 1, 0)
+    assert told["trials"] == (RUNS, 0, RUNS * (TRIALS - 1))
+    archive = Archive.reading(runs)
+    assert [trial.number for trial in archive.trials("run-003")] == [2]
+    archive.close()
+
+
+@pytest.mark.parametrize("change", ["SET texts = 5", "SET texts = x'ff'", "SET texts = texts || ' ' || texts"])
+def test_a_row_that_names_texts_that_are_not_there_is_damaged(runs: Path, change: str) -> None:
+    with closing(sqlite3.connect(runs / FILE_NAME)) as connection:
+        connection.execute(f"UPDATE trials {change}")
+        connection.commit()
+    archive = Archive.reading(runs)
+    with pytest.raises(BadInput, match="what is kept of run “run-003” is damaged, or not ours"):
+        archive.trials("run-003")
+    archive.close()
+
+
 def test_trials_of_a_run_that_is_lost_are_counted(runs: Path) -> None:
     with closing(sqlite3.connect(runs / FILE_NAME)) as connection:
         connection.execute("UPDATE runs SET message = 'no bytes' WHERE id = 'run-007'")
         connection.commit()
     found, _ = repair.recover(runs)
     assert {table.name: table.orphaned for table in found.tables} == {
-        "runs": 0, "trials": TRIALS, "events": TRIALS + 1, "groups": 0,
+        "runs": 0, "trials": TRIALS, "events": TRIALS + 1, "groups": 0, "texts": 0,
     }  # fmt: skip
 
 

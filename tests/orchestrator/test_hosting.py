@@ -13,9 +13,10 @@ from typing import Any
 
 import pytest
 
-from orchestrator import testing
+from orchestrator import finalists, testing
 from orchestrator.archive import Archive
 from orchestrator.commands import client
+from orchestrator.pipeline import without_bulk
 from orchestrator.search import Search
 from orchestrator.search.memory import Memory
 from orchestrator.search_run import SearchRun
@@ -175,6 +176,28 @@ def test_trials_come_in_pages_of_a_mebibyte_also_from_a_server_that_knows_none(a
         assert [each.number for each in client.trials(earlier, run.id)] == list(range(1, last + 1))
         assert client.trial(earlier, run.id, 2).number == 2  # type: ignore[union-attr]
         host.close()
+
+
+def test_runs_come_in_pages_of_a_mebibyte_also_from_a_server_that_knows_none(archive: Archive) -> None:
+    for number in range(1, 8):
+        large = run_pb2.Run(id=f"run-{number}", task=testing.task(), created_at=float(number))
+        large.best.candidate.program.sources.add(name="k.cpp", text="x" * 400_000)
+        archive.put_run(large)
+    servicer = OptimizationServicer(RunHost(archive, lambda *_: None))  # type: ignore[arg-type,return-value]
+    page = servicer.ListRuns(messages.ListRunsRequest(limit=50), None)
+    assert [run.id for run in page.runs] == ["run-7", "run-6"]
+    assert len(servicer.ListRuns(messages.ListRunsRequest(limit=50, light=True), None).runs) == 7
+
+    class Earlier:
+        def ListRuns(self, request: messages.ListRunsRequest, timeout: float) -> messages.ListRunsResponse:
+            del timeout
+            return messages.ListRunsResponse(runs=archive.runs(request.limit))
+
+    for server in (client.InProcess(archive), Earlier()):
+        reader: Any = server
+        assert [run.id for run in client.latest(reader, 50)] == [f"run-{number}" for number in range(7, 0, -1)]
+        assert [run.id for run in client.latest(reader, 4)] == ["run-7", "run-6", "run-5", "run-4"]
+    servicer.close()
 
 
 def test_a_full_disk_ends_the_run_and_its_watchers_hear_why(archive: Archive, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -425,8 +448,35 @@ def test_an_ended_run_leaves_memory_and_is_told_by_the_archive_as_it_was(archive
     story = told[0]
     assert watched_events == story.events == list(testing.heard(host.watch(run_id, 0))) == archive.events(run_id)
     assert list(testing.heard(host.watch(run_id, 3))) == archive.events(run_id, 3) == story.events[3:]
-    assert host.trials(run_id) == story.trials != []
+    assert host.trials(run_id, with_programs=False) == list(map(without_bulk, story.trials)) != []
     assert host.run(run_id) == host.cancel(run_id) == host.runs(0, "")[0] == story.run
+    host.close()
+
+
+def test_programs_are_held_of_those_that_may_be_finalists_and_read_of_all(archive: Archive) -> None:
+    def has_sources(trial: trial_pb2.Trial | None) -> bool:
+        return trial is not None and bool(trial.candidate.program.sources)
+
+    agents, stories, read = testing.World().agents(), [], []
+    gate = DeviceGate(agents.benchmarks)
+
+    def make_run(run: run_pb2.Run, search: Search, story: Story, _: bool) -> SearchRun:
+        stories.append(story)
+        return SearchRun(run, agents, gate, search, story, effort=Effort(retry_pause_seconds=0.0))
+
+    host = RunHost(archive, make_run)
+    reader: Any = OptimizationServicer(host)
+    asked = host.create(testing.task(), BUDGET, "", fresh=True).id
+    for event in testing.heard(host.watch(asked, 0)):
+        if event.HasField("trial"):
+            request = messages.ListTrialsRequest(run_id=asked, with_sources=True, limit=100)
+            read.append(list(map(has_sources, reader.ListTrials(request, None).trials)))
+            assert len(read[-1]) >= event.trial.number
+    assert all(map(all, read))
+    assert len(read[-1]) == 8
+    held = [trial.number for trial in stories[0].trials if has_sources(trial)]
+    assert len(held) == finalists.COUNT
+    assert host.run(asked).best_trial in held
     host.close()
 
 

@@ -20,6 +20,7 @@ from orchestrator.commands import client
 from orchestrator.web import guard, overview, run_parts, serving, submission
 from orchestrator.web.guard import Access, ours
 from orchestrator.web.testing import ToldOrchestrator, told_orchestrator, web_page
+from warpsmith.v1 import optimization_service_pb2 as messages
 from warpsmith.v1 import run_pb2, task_pb2, trial_pb2
 
 HOSTILE = "</script></title><img src=x onerror=alert(1)>\x1b[2K\u202e\"'{{ 7 * 7 }}"
@@ -189,7 +190,7 @@ def test_behind_a_proxy_the_cookie_is_for_tls_alone(told: ToldOrchestrator) -> N
         {"Sec-Fetch-Site": "same-origin", "Origin": "http://evil.example"},
     ],
 )
-@pytest.mark.parametrize("path", ["/submit", "/runs/last/cancel"])
+@pytest.mark.parametrize("path", ["/submit", "/runs/last/cancel", "/runs/last/resume"])
 def test_a_form_of_another_page_is_refused(browser: httpx.Client, path: str, said: dict[str, str]) -> None:
     assert browser.post(path, headers=said, data={"text": MODULE}).status_code == 403
 
@@ -364,6 +365,29 @@ def test_a_module_becomes_a_run(owner: httpx.Client, told: ToldOrchestrator, mon
     answer = owner.post(f"/runs/{run.run.id}/cancel")
     assert run.was_asked_to_stop.is_set()
     assert answer.headers["location"] == f"/runs/{run.run.id}"
+
+
+def test_a_run_that_waits_for_its_user_has_a_button_to_go_on_with_it(access: Access) -> None:
+    left = run_pb2.Run(id="left", task=testing.task(), state=run_pb2.RUN_STATE_SEARCHING)
+
+    class Resuming:
+        asked: list[str] = []  # noqa: RUF012 (one orchestrator)
+
+        def ResumeRun(self, request: messages.ResumeRunRequest, timeout: float) -> messages.ResumeRunResponse:
+            del timeout
+            self.asked.append(request.run_id)
+            return messages.ResumeRunResponse(run=left)
+
+    assert "resume" not in run_parts.light(left, [])["now"]
+    left.awaits_resume = True
+    now = run_parts.light(left, [])["now"]
+    assert '<form method="post" action="/runs/left/resume">' in now
+    assert 'action="/runs/left/cancel"' in now
+    orchestrator: Any = Resuming()
+    with web_page(orchestrator, access) as shown:
+        answer = httpx.post(f"{shown.url}/runs/left/resume", headers={"Authorization": f"Bearer {access.token}"})
+    assert (answer.status_code, answer.headers["location"]) == (303, "/runs/left")
+    assert orchestrator.asked == ["left"]
 
 
 def test_only_a_few_modules_wait_to_be_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:

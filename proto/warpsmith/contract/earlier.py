@@ -73,6 +73,7 @@ def is_taken(name: str, words_of: Iterable[str] = ()) -> bool:
     return any(setting(name, word) != (name, word) for word in ("", *words_of))
 
 
+@functools.lru_cache(4096)  # the trials of a run set much the same
 def choice(text: str) -> str:
     """What a move sets, such as "loads=once,overlap=no", in today's words and in the order of today's names."""
     pairs = [part.partition("=") for part in text.split(",")]
@@ -119,7 +120,7 @@ def _of_group(group: Any) -> None:
 
 
 def _rename(settings: MutableMapping[str, Any]) -> None:
-    for name in _SETTINGS.keys() & settings.keys():
+    for name in _SETTINGS.keys() & settings.keys() if settings else ():
         settings[_SETTINGS[name]] = settings.pop(name)
 
 

@@ -1,0 +1,1 @@
+"""One module a revision, each named after its number and what it brings."""
