@@ -1,7 +1,8 @@
 """`warpsmith up`: the services alone, for as long as the command.
 
 The one idea: who may call them is decided by where they listen: at Unix sockets in a folder of the caller's own, which
-other commands of the same user find by the runs directory, and at a port with mutual TLS for all others. A service that
+other commands of the same user find by the runs directory, and at a port with mutual TLS for all others. Where the
+environment has the files of mutual TLS, the sockets are served by it too, and nothing in plain text. A service that
 ends is started again; runs that were left in the directory are taken up.
 """
 
@@ -24,6 +25,7 @@ from orchestrator.serving.vllm_server import VllmServer
 from orchestrator.web.web_command import DEFAULT_PLACE, TokenFile, WebListen, WebNames, page
 from warpsmith import settings
 from warpsmith.errors import BadInput
+from warpsmith.transport import Tls
 
 WATCHING_THREADS = "64"
 """Of each service beside a page: who watches a run holds one of the orchestrator's."""
@@ -62,7 +64,10 @@ def up(
     if with_vllm:
         reasoner, synthesizer = reasoner or "vllm", synthesizer or "vllm"
     environment = chosen.environment(chosen.agents(plugin, reasoner, synthesizer), "", "", trust_input)
-    place = _place(listen) if listen else None
+    known = settings.read()
+    if known.tls is not None:
+        known.tls.require_usable("orchestrator")
+    place = _place(listen, known.tls) if listen else None
     start_page = page(web_listen, token_file, web_name) if with_web else None
     if start_page is not None:
         environment.setdefault("WARPSMITH_THREADS", os.environ.get("WARPSMITH_THREADS", WATCHING_THREADS))
@@ -80,7 +85,9 @@ def up(
         tell(services.address("orchestrator"))
         shown = None
         if start_page is not None:
-            shown = stack.enter_context(start_page(orchestrator_at(services.address("orchestrator"))))
+            of_orchestrator = known.token_file if place else None
+            orchestrator = orchestrator_at(services.address("orchestrator"), known.tls, of_orchestrator)
+            shown = stack.enter_context(start_page(orchestrator))
             note(f"{'page':<14}{shown.url if token_file is not None else shown.login_url}")
         try:
             while True:
@@ -92,7 +99,7 @@ def up(
             note("stopping")
 
 
-def _place(listen: str) -> tuple[str, int]:
+def _place(listen: str, tls: Tls | None) -> tuple[str, int]:
     """Host and port of HOST:PORT.
 
     Raises:
@@ -101,7 +108,7 @@ def _place(listen: str) -> tuple[str, int]:
     host, _, port = listen.rpartition(":")
     if not host or not port.isdecimal():
         raise BadInput(f"--listen {listen}: write HOST:PORT")
-    if settings.read().tls is None:
+    if tls is None:
         names = ", ".join(settings.TLS_VARIABLES)
         raise BadInput(f"--listen {listen}: a port is a public place, on loopback too; set {names} (mutual TLS)")
     return host, int(port)

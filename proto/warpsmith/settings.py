@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from warpsmith import transport
 from warpsmith.errors import BadInput
 from warpsmith.transport import Tls
 
@@ -22,8 +23,7 @@ Those that several can join are in `plugins.JOINING`."""
 ASSISTED = ("compile", "correctness")
 """Agents that a language model may help, where WARPSMITH_MODEL_ASSISTS names them; by default it helps none."""
 
-TLS_VARIABLES = ("WARPSMITH_TLS_CERTIFICATE", "WARPSMITH_TLS_KEY", "WARPSMITH_TLS_CA")
-"""PEM files of mutual TLS; all or none."""
+TLS_VARIABLES = transport.VARIABLES
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,8 @@ class Settings:
     port: int | None = None
     """gRPC port, which any user of the machine can reach where there is no mutual TLS; 0 lets the system choose."""
     socket: Path | None = None
-    """Unix domain socket to listen at, in a folder that only we can enter; there has to be one, or a port."""
+    """Unix domain socket to listen at, in a folder that only we can enter; there has to be one, or a port. Of a name
+    that ends in `.tls`, by mutual TLS."""
     health_port: int | None = None
     """Port of a second, plaintext server with health only, for probes; None for none."""
     metrics_port: int | None = None

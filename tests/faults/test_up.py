@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import re
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import grpc
 import pytest
+from authority import Authority
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 from processes import AGENTS, Command, Place, find, place
 
 from orchestrator import testing
 from orchestrator.archive import Archive
+from warpsmith.settings import TLS_VARIABLES
+from warpsmith.transport import Tls
 from warpsmith.v1 import run_pb2
 
 pytestmark = pytest.mark.faults
@@ -24,9 +30,9 @@ def here(tmp_path: Path) -> Iterator[Place]:
         yield made
 
 
-def up(here: Place) -> Command:
+def up(here: Place, *more: str) -> Command:
     """Services that are up."""
-    started = here.start("up")
+    started = here.start("up", *more)
     started.wait_for("unix:", 7)
     return started
 
@@ -89,3 +95,51 @@ def test_a_command_that_is_killed_leaves_a_run_that_only_resume_goes_on_with(her
     resumed.wait_for("taken up again after ")
     assert find(resumed.process.pid, "-m orchestrator")
     require_result(here, resumed)  # who resumes is told the whole story
+
+
+def test_up_with_certificates_speaks_no_plain_text_and_takes_renewed_ones_in_the_midst_of_a_run(here: Place) -> None:
+    first = Authority("this year's")
+    tls = first.issue(here.path / "tls", "orchestrator")
+    here.environment = {
+        **here.environment,
+        **dict(zip(TLS_VARIABLES, map(str, (tls.certificate, tls.key, tls.authority)), strict=True)),
+    }
+    services = up(here, "--listen", "127.0.0.1:0")
+    places = [line.split()[-1] for line in services.said.splitlines() if "  " in line]
+    assert len(places) == len(AGENTS) + 2
+    search = optimize(here, "--server", "runs")
+    for each in places:
+        with grpc.insecure_channel(each) as plain, pytest.raises(grpc.RpcError) as refused:
+            health_pb2_grpc.HealthStub(plain).Check(health_pb2.HealthCheckRequest())
+        assert refused.value.code() is grpc.StatusCode.UNAVAILABLE, each  # type: ignore[attr-defined]
+    old = tls.certificate.read_bytes()
+    Authority("next year's").issue(here.path / "tls", "orchestrator")
+    assert tls.certificate.read_bytes() != old
+    services.kill_service("compile")  # whoever calls it again connects anew, with the new ones
+    services.wait_for("it is started again now")
+    require_result(here, search)
+    listed = here.start("runs", "--server", places[-1])
+    assert listed.process.wait(60) == 0, listed.said
+    assert services.end() == 143
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (lambda tls: tls.key.unlink(), r"tls\.key: cannot be read \(No such file or directory\); see WARPSMITH_TLS_"),
+        (lambda tls: tls.certificate.write_text("none"), r"tls\.key: are no certificate with its key in PEM"),
+        (lambda tls: tls.authority.write_text("none"), r"ca\.crt: holds no certificate in PEM"),
+        (lambda tls: tls.authority.write_bytes(Authority("b").certificate), r"unable to get local issuer certificate"),
+        (lambda tls: Authority("c").issue(tls.key.parent, "synthesis"), r"not valid for 'orchestrator'"),
+    ],
+)
+def test_up_says_in_one_sentence_which_certificate_it_cannot_use(
+    here: Place, spoil: Callable[[Tls], object], said: str
+) -> None:
+    tls = Authority("ours").issue(here.path / "tls", "orchestrator")
+    spoil(tls)
+    here.environment = dict(zip(TLS_VARIABLES, map(str, (tls.certificate, tls.key, tls.authority)), strict=True))
+    services = here.start("up")
+    assert services.process.wait(60) == 2, services.said
+    assert len(services.said.splitlines()) == 1
+    assert re.search(said, services.said), services.said

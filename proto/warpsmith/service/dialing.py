@@ -179,9 +179,9 @@ def dial(
     return stub(grpc.intercept_channel(channel, _Caller(patience)))
 
 
-def is_reachable(address: str, seconds: float) -> bool:
-    """Whether a gRPC server answers at `address` within the time, whatever it serves."""
-    with transport.channel(address, (), None, "") as channel:
+def is_reachable(address: str, seconds: float, tls: Tls | None = None, role: str = "") -> bool:
+    """Whether a gRPC server answers at `address` within the time, whatever it serves; `tls`, `role` as for `dial`."""
+    with transport.channel(address, (), tls, role) as channel:
         try:
             grpc.channel_ready_future(channel).result(timeout=seconds)
         except grpc.FutureTimeoutError:
@@ -189,9 +189,9 @@ def is_reachable(address: str, seconds: float) -> bool:
     return True
 
 
-def wait_until_healthy(address: str, seconds: float) -> bool:
+def wait_until_healthy(address: str, seconds: float, tls: Tls | None = None) -> bool:
     """Whether the service at `address` says that it serves, within the time."""
-    with transport.channel(address, (), None, "") as channel:
+    with transport.channel(address, (), tls, "") as channel:
         stub: Any = health_pb2_grpc.HealthStub(channel)
         try:
             reply = stub.Check(health_pb2.HealthCheckRequest(), timeout=seconds, wait_for_ready=True)

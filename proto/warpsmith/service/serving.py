@@ -30,6 +30,7 @@ from warpsmith.sandbox import jail, private_files
 from warpsmith.service import handlers
 from warpsmith.service.wire import LIVENESS, OPTIONS
 from warpsmith.settings import Settings
+from warpsmith.transport import Tls
 
 log = logging.getLogger("warpsmith")
 
@@ -192,7 +193,11 @@ def _reflect(name: str, server: grpc.aio.Server, stub_modules: Sequence[str]) ->
 def _listen(server: grpc.aio.Server, settings: Settings) -> int:
     """Binds the socket, where there is one, and then the port, where there is one; gives the port, or 0."""
     if settings.socket is not None:
-        _bind(server, local_sockets.address_of(local_sockets.place_for(settings.socket)))
+        address = local_sockets.address_of(local_sockets.place_for(settings.socket))
+        by_tls = local_sockets.is_by_tls(address)
+        if by_tls and settings.tls is None:
+            raise BadInput(f"{address}: is to be served by mutual TLS: set {', '.join(transport.VARIABLES)}")
+        _bind(server, address, settings.tls if by_tls else None)
     if settings.port is None:
         if settings.socket is None:
             raise BadInput(
@@ -200,11 +205,11 @@ def _listen(server: grpc.aio.Server, settings: Settings) -> int:
                 "WARPSMITH_PORT to a port, which any user of the machine can reach where there is no mutual TLS"
             )
         return 0
-    credentials = transport.server_credentials(settings.tls) if settings.tls else None
-    return _bind(server, f"{settings.host}:{settings.port}", credentials)
+    return _bind(server, f"{settings.host}:{settings.port}", settings.tls)
 
 
-def _bind(server: grpc.aio.Server, place: str, credentials: grpc.ServerCredentials | None = None) -> int:
+def _bind(server: grpc.aio.Server, place: str, tls: Tls | None = None) -> int:
+    credentials = transport.server_credentials(tls) if tls else None  # of each place its own
     try:
         bound = server.add_secure_port(place, credentials) if credentials else server.add_insecure_port(place)
     except RuntimeError:
