@@ -23,6 +23,7 @@ from orchestrator.tasks.intake import accept
 from warpsmith import plugins
 from warpsmith.errors import NotFound
 from warpsmith.permissions import UNASKED, Caller
+from warpsmith.service.admission import Admission
 from warpsmith.service.handlers import Call
 from warpsmith.settings import Settings
 from warpsmith.v1 import optimization_service_pb2 as messages
@@ -41,6 +42,7 @@ class OptimizationServicer(optimization_service_pb2_grpc.OptimizationServiceServ
 
     def __init__(self, host: RunHost, devices: Devices | None = None, gate: DeviceGate | None = None) -> None:
         self._host, self._devices, self._gate = host, devices, gate
+        self.admission = host.admission
 
     def CreateRun(self, request: messages.CreateRunRequest, context: object) -> messages.CreateRunResponse:
         """Starts a run and returns at once."""
@@ -162,4 +164,5 @@ def make_servicer(settings: Settings) -> OptimizationServicer:
 
     archive.patience_seconds = settings.archive_patience_seconds
     owner, at_once = Owner(archive, stays=settings.takes_up), 1 + most_ahead(os.cpu_count() or 1)
-    return OptimizationServicer(RunHost(archive, make_run, at_once, owner), devices, gate)
+    host = RunHost(archive, make_run, at_once, owner, Admission(settings.limits))
+    return OptimizationServicer(host, devices, gate)

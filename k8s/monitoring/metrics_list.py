@@ -8,6 +8,8 @@ PROMISED = {
     "time of calls, by method": "sum by (method) (warpsmith_grpc_call_duration_seconds_count) > 0",
     "queues: calls under way": "sum by (service) (warpsmith_grpc_calls_active)",
     "queues: calls that wait for a thread": "warpsmith_grpc_calls_waiting",
+    "calls that were refused, by limit": "sum by (limit) (warpsmith_refused_total)",
+    "readers that were sent away": "sum(warpsmith_slow_readers_total)",
     "time of stages": "sum by (stage) (warpsmith_stage_duration_seconds_sum) > 0",
     "queues: runs": "warpsmith_runs_active > 0",
     "runs that were taken up": "warpsmith_runs_taken_up_total",

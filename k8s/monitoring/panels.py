@@ -177,6 +177,15 @@ FLEET = [
         },
     ),
     Panel(
+        "Calls refused, and readers sent away",
+        "In the range shown: by what a client, or a project, has had enough of; streams whose reader took nothing.",
+        {
+            "{{limit}}": "sum by (limit) (increase(warpsmith_refused_total[$__range]))",
+            "slow readers": "sum(increase(warpsmith_slow_readers_total[$__range]))",
+        },
+        kind="bargauge",
+    ),
+    Panel(
         "Device held, by what",
         "Share of time; calls at the same time share it. The rest is compiling, or waiting for candidates.",
         {

@@ -28,6 +28,8 @@ from orchestrator.serving.taking_up import MOST_ATTEMPTS, taken_up, trials_text
 from warpsmith import plugins
 from warpsmith.errors import ArchiveFault, Infrastructure, NotFound, RunLost, ServiceGone, WarpsmithError
 from warpsmith.permissions import UNASKED, Caller
+from warpsmith.service.admission import Admission
+from warpsmith.settings import ClientLimits
 from warpsmith.v1 import run_pb2, task_pb2, trial_pb2
 
 log = logging.getLogger("warpsmith.orchestrator")
@@ -48,10 +50,20 @@ MakeRun = Callable[[run_pb2.Run, Search, Story, bool], SearchRun]
 
 
 class RunHost:
-    """All runs of an orchestrator: queued, under way, and past. `owner`: in whose name; None where it has none."""
+    """All runs of an orchestrator: queued, under way, and past. `owner`: in whose name; None where it has none.
+    `admission`: what one client may have."""
 
-    def __init__(self, archive: Archive, make_run: MakeRun, at_once: int = 1, owner: Owner | None = None) -> None:
+    def __init__(
+        self,
+        archive: Archive,
+        make_run: MakeRun,
+        at_once: int = 1,
+        owner: Owner | None = None,
+        admission: Admission | None = None,
+    ) -> None:
         self._archive, self._make_run, self._owner = archive, make_run, owner
+        self.admission = admission or Admission(ClientLimits())
+        self._coming = threading.Lock()
         self._stories: dict[str, Story] = {}
         self.change_count = 0
         """Grows whenever a run has come or ended."""
@@ -72,19 +84,25 @@ class RunHost:
         """Queues a run of the caller's and returns it.
 
         Raises:
-            UnknownPlugin: no search strategy of that name; Infrastructure: the archive cannot be written, or the
-                orchestrator ends.
+            UnknownPlugin: no search strategy of that name; LimitReached: the caller has all that it may have;
+            Infrastructure: the archive cannot be written, or the orchestrator ends.
         """
         if self._leaving.is_set():
             raise ServiceGone("the orchestrator ends")
         name = search or DEFAULT_SEARCH
         plugins.load("search", name)
-        run = _new_run(task, budget, name, fresh, caller)
-        story = Story(self._archive, run)
-        self._archive.put_run(run)
-        story.run_changed(run)
-        self._enqueue(story)
-        return run
+        with self._coming:  # no two of a client at once: it has as many as it may have, and no more
+            self._require_room(caller)
+            run = _new_run(task, budget, name, fresh, caller)
+            story = Story(self._archive, run)
+            self._archive.put_run(run)
+            story.run_changed(run)
+            self._enqueue(story)
+            return run
+
+    def _require_room(self, caller: Caller) -> None:
+        own = [story for story in self._stories.copy().values() if story.run.user == caller.name and not story.ended]
+        self.admission.require_run(caller, len(own))
 
     def take_up(self) -> None:
         """Queues what orchestrators that stay have left, oldest first; one of those that pass takes up nothing."""
@@ -103,13 +121,16 @@ class RunHost:
 
         Raises:
             NotFound: no such run. BadInput: it has ended otherwise or has spent its budget, or another has it.
+            LimitReached: its user has all that one may have.
         """
         run = self.run(run_id)
         if run.id in self._stories:
             return self._stories[run.id].run
         if self._owner is None or self._leaving.is_set():
             raise ServiceGone("this orchestrator takes up no run")
-        return self._go_on(taking_up.resumed(self._archive, self._owner, run)).run
+        with self._coming:
+            self._require_room(Caller(run.user))
+            return self._go_on(taking_up.resumed(self._archive, self._owner, run)).run
 
     def _go_on(self, story: Story) -> Story:
         """Queues a run that was another's, or ends it where it never gets on."""

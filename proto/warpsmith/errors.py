@@ -7,6 +7,7 @@
     │   ├── TokenRefused     a server asks for a token, and the call shows none that it knows
     │   └── NotPermitted     who calls is known, and may not do this
     ├── NotFound             a run, trial or artifact that does not exist
+    ├── LimitReached         a client, or a project, has all that it may have for now
     └── Infrastructure       ours to mend; never a candidate's score
         ├── ArchiveFault     what was found cannot be kept: a full disk, a lost database
         │   └── RunLost      a run is another orchestrator's to go on with, now or at the next start
@@ -59,6 +60,14 @@ class NotPermitted(BadInput):
 
 class NotFound(WarpsmithError):
     """The named run, trial or artifact does not exist."""
+
+
+class LimitReached(WarpsmithError):
+    """A client, or a project, has all that it may have; `retry_seconds` says when to ask again, 0 for not at all."""
+
+    def __init__(self, message: str, *, retry_seconds: float = 0.0) -> None:
+        super().__init__(message)
+        self.retry_seconds = retry_seconds
 
 
 class Infrastructure(WarpsmithError):
@@ -177,6 +186,7 @@ _STATUS: tuple[tuple[type[WarpsmithError], grpc.StatusCode], ...] = (
     (NotPermitted, grpc.StatusCode.PERMISSION_DENIED),
     (BadInput, grpc.StatusCode.INVALID_ARGUMENT),
     (NotFound, grpc.StatusCode.NOT_FOUND),
+    (LimitReached, grpc.StatusCode.RESOURCE_EXHAUSTED),
     (WorkerTimeout, grpc.StatusCode.ABORTED),
     (Infrastructure, grpc.StatusCode.UNAVAILABLE),
     (WarpsmithError, grpc.StatusCode.INTERNAL),
@@ -208,6 +218,8 @@ def from_status(code: grpc.StatusCode, message: str, kind: str = "") -> Warpsmit
         return DeviceQuarantined(message)
     if kind == ServiceGone.__name__ or (not kind and code in _CUT):
         return ServiceGone(message)
+    if kind == LimitReached.__name__:
+        return LimitReached(message)
     if kind == ModelFault.__name__:
         return ModelFault(ModelReason.SERVER_DOWN, message)
     return _RAISED.get(code, ServiceFault)(message)

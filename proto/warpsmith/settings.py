@@ -47,6 +47,18 @@ class ModelSettings:
 
 
 @dataclass(frozen=True)
+class ClientLimits:
+    """What one client of an orchestrator may have at once: who shows a token of one name, or a role's certificate."""
+
+    runs: int = 100
+    """Runs that have not ended."""
+    watchers: int = 1000
+    """Streams of events."""
+    request_bytes: int = 16 << 20
+    """Of one request, in bytes; the sources of a module are 8 MiB at most."""
+
+
+@dataclass(frozen=True)
 class Settings:
     """How one service process runs."""
 
@@ -90,6 +102,8 @@ class Settings:
     token_file: Path | None = None
     """File with the token that callers of this service have to show, and that a command shows to an orchestrator
     elsewhere; one a line. None for no token."""
+    limits: ClientLimits = ClientLimits()
+    """What one client of the orchestrator may have at once."""
     trust_input: bool = False
     """Where no rung of the jail works: run the user's module unconfined, as its user asked, instead of refusing."""
 
@@ -136,6 +150,7 @@ def read(environment: Mapping[str, str] = os.environ) -> Settings:
         model_assists=_assists(environment),
         tls=_tls(environment),
         token_file=Path(token_file) if token_file else None,
+        limits=_limits(environment),
         trust_input=bool(_integer(environment, "WARPSMITH_TRUST_INPUT", 0)),
     )
 
@@ -147,6 +162,15 @@ def _tls(environment: Mapping[str, str]) -> Tls | None:
     if missing := [name for name, value in named.items() if not value]:
         raise BadInput(f"mutual TLS needs all of {', '.join(TLS_VARIABLES)}: set {', '.join(missing)} too")
     return Tls(*(Path(value) for value in named.values()))
+
+
+def _limits(environment: Mapping[str, str]) -> ClientLimits:
+    default = ClientLimits()
+    return ClientLimits(
+        runs=int(_positive(environment, "WARPSMITH_MOST_RUNS", default.runs)),
+        watchers=int(_positive(environment, "WARPSMITH_MOST_WATCHERS", default.watchers)),
+        request_bytes=int(_positive(environment, "WARPSMITH_MOST_REQUEST_BYTES", default.request_bytes)),
+    )
 
 
 def _model(environment: Mapping[str, str]) -> ModelSettings:
