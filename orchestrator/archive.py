@@ -72,9 +72,12 @@ RUNS = sa.Table(
     sa.Column("owner", sa.String(40), nullable=False, server_default=""),
     sa.Column("attempt_count", sa.Integer, nullable=False, server_default="0"),
     sa.Column("stop_asked", sa.Integer, nullable=False, server_default="0"),
+    sa.Column("project", sa.Text, nullable=False, server_default=""),
+    sa.Column("device_day", sa.String(10), nullable=False, server_default="", index=True),
+    sa.Column("device_seconds", sa.Float, nullable=False, server_default="0"),
 )
 """`owner`: who writes the run; `attempt_count`: how often it was taken up since a trial last ended; `stop_asked`: 1
-once its user wanted no more of it."""
+once its user wanted no more of it; `device_seconds`: what it has used of devices on `device_day`, its last such day."""
 _trials = sa.Table(
     "trials",
     _tables,
@@ -211,6 +214,7 @@ class Archive:
             "speedup": score(run.best) if run.HasField("best") else 0.0,
             "message": run.SerializeToString(),
             "shape_digest": run.shape_digest,
+            **_cost(run),
         }
         for attempt in attempts(self.patience_seconds):
             with attempt, self.writing() as connection:
@@ -366,6 +370,11 @@ class Archive:
             raise ArchiveFault(
                 f"cannot write to {self._place}: {error.orig}; what was found so far stays readable"
             ) from error
+
+
+def _cost(run: run_pb2.Run) -> dict[str, object]:
+    day = max(run.device_day_seconds, default="")
+    return {"project": run.project, "device_day": day, "device_seconds": run.device_day_seconds[day] if day else 0.0}
 
 
 def _is_kept(connection: sa.Connection, run_id: str, owner: str) -> bool:

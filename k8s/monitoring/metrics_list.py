@@ -19,6 +19,7 @@ PROMISED = {
     "candidates, by how far they came": "sum by (outcome) (warpsmith_trials_total) > 0",
     "candidates that are faster": "warpsmith_trials_faster_total",
     "verdicts, by kind": "sum by (kind) (warpsmith_verdicts_total) > 0",
+    "time for which runs had a device, by project": "sum by (project) (warpsmith_device_seconds_total) > 0",
     "best speedup of a task": "warpsmith_task_best_speedup_ratio > 0",
     "share of the floor of a task": "warpsmith_task_floor_ratio > 0",
     "trials a second": "sum(warpsmith:trials:rate5m) > 0",

@@ -177,6 +177,23 @@ FLEET = [
         },
     ),
     Panel(
+        "Device time, by project",
+        "In the range shown: for how long runs had a device, in seconds; those of parallel trials add up.",
+        {"{{project}}": "sum by (project) (increase(warpsmith_device_seconds_total[$__range]))"},
+        unit="s",
+        kind="bargauge",
+    ),
+    Panel(
+        "Device time, by stage",
+        "What a second of a run's device time goes to.",
+        {
+            "{{stage}}": "sum by (stage) (rate(warpsmith_stage_duration_seconds_sum"
+            '{stage=~"describe|reference|verify|measure"}[$__rate_interval]))'
+        },
+        unit="s",
+        stacked=True,
+    ),
+    Panel(
         "Calls refused, and readers sent away",
         "In the range shown: by what a client, or a project, has had enough of; streams whose reader took nothing.",
         {

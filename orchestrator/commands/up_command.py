@@ -64,9 +64,7 @@ def up(
     if with_vllm:
         reasoner, synthesizer = reasoner or "vllm", synthesizer or "vllm"
     environment = chosen.environment(chosen.agents(plugin, reasoner, synthesizer), "", "", trust_input)
-    known = settings.read()
-    if known.tls is not None:
-        known.tls.require_usable("orchestrator")
+    known = _usable_settings()
     place = _place(listen, known.tls) if listen else None
     start_page = page(web_listen, token_file, web_name) if with_web else None
     if start_page is not None:
@@ -85,9 +83,8 @@ def up(
         tell(services.address("orchestrator"))
         shown = None
         if start_page is not None:
-            of_orchestrator = known.token_file if place else None
-            orchestrator = orchestrator_at(services.address("orchestrator"), known.tls, of_orchestrator)
-            shown = stack.enter_context(start_page(orchestrator))
+            asked = known.token_file if place else None
+            shown = stack.enter_context(start_page(orchestrator_at(services.address("orchestrator"), known.tls, asked)))
             note(f"{'page':<14}{shown.url if token_file is not None else shown.login_url}")
         try:
             while True:
@@ -97,6 +94,14 @@ def up(
                 time.sleep(1.0)
         except KeyboardInterrupt:
             note("stopping")
+
+
+def _usable_settings() -> settings.Settings:
+    """What the environment says; raises BadInput where its files of mutual TLS cannot serve."""
+    known = settings.read()
+    if known.tls is not None:
+        known.tls.require_usable("orchestrator")
+    return known
 
 
 def _place(listen: str, tls: Tls | None) -> tuple[str, int]:

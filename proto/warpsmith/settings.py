@@ -104,6 +104,9 @@ class Settings:
     elsewhere; one a line. None for no token."""
     limits: ClientLimits = ClientLimits()
     """What one client of the orchestrator may have at once."""
+    quota_file: Path | None = None
+    """File of the orchestrator with what projects may use of devices in a day of UTC: a line is PROJECT SECONDS, or
+    * SECONDS for every other. None for no quota."""
     trust_input: bool = False
     """Where no rung of the jail works: run the user's module unconfined, as its user asked, instead of refusing."""
 
@@ -125,7 +128,7 @@ def read(environment: Mapping[str, str] = os.environ) -> Settings:
         BadInput: a value is malformed; names the variable.
     """
     port_file, socket = environment.get("WARPSMITH_PORT_FILE"), environment.get("WARPSMITH_SOCKET")
-    token_file = environment.get("WARPSMITH_TOKEN_FILE")
+    token_file, quota_file = environment.get("WARPSMITH_TOKEN_FILE"), environment.get("WARPSMITH_QUOTA_FILE")
     return Settings(
         host=environment.get("WARPSMITH_HOST", "127.0.0.1"),
         port=_optional(environment, "WARPSMITH_PORT"),
@@ -151,6 +154,7 @@ def read(environment: Mapping[str, str] = os.environ) -> Settings:
         tls=_tls(environment),
         token_file=Path(token_file) if token_file else None,
         limits=_limits(environment),
+        quota_file=Path(quota_file) if quota_file else None,
         trust_input=bool(_integer(environment, "WARPSMITH_TRUST_INPUT", 0)),
     )
 

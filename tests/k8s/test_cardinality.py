@@ -42,6 +42,7 @@ MOST = {
     "task": metrics.TASK_COUNT,
     "module": 1,  # of a task in a run, and one series for each
     "run": 1,
+    "project": metrics.PROJECT_COUNT + 1,
     "tier": 3,
     "flag": 2,
     "worker": 8,

@@ -454,7 +454,7 @@ def test_one_client_has_so_many_runs_that_have_not_ended_and_others_have_theirs(
         release.wait(60)
         raise Infrastructure("released")
 
-    host = RunHost(archive, make_run, admission=Admission(ClientLimits(runs=2)))
+    host = RunHost(archive, make_run, may_begin=Admission(ClientLimits(runs=2)).require_run)
     ann, bob = Caller("ann", Right.RUN), Caller("bob", Right.RUN)
     try:
         first, second = (host.create(testing.task(), BUDGET, "", False, ann) for _ in range(2))
