@@ -6,6 +6,7 @@ that must be alone. Outside every search budget. It decides nothing but `AT_FLOO
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -19,7 +20,7 @@ from orchestrator.agents import Agents, Benchmark
 from orchestrator.serving.device_gate import DeviceGate
 from warpsmith import hardware
 from warpsmith.contract import words
-from warpsmith.errors import DeviceQuarantined
+from warpsmith.errors import DeviceQuarantined, MethodMissing
 from warpsmith.v1 import (
     analysis_pb2,
     benchmark_service_pb2,
@@ -102,16 +103,24 @@ def _on_a_device(gate: DeviceGate, stage: str, call: Callable[[Benchmark], Resul
 
 
 def analyze(
-    agents: Agents, gate: DeviceGate, task: task_pb2.Task, moves: list[analysis_pb2.Move]
+    agents: Agents,
+    gate: DeviceGate,
+    task: task_pb2.Task,
+    moves: list[analysis_pb2.Move],
+    go_on: Callable[[], bool] = lambda: True,
 ) -> analysis_pb2.Analysis:
-    """The plan that moves give, with its legal moves.
+    """The plan that moves give, with its legal moves; `go_on` as in `agents.asked`.
 
     Raises:
         BadInput: the module cannot be captured; IllegalMove: a move does not apply.
     """
     request = synthesis_service_pb2.AnalyzePlanRequest(task=task, moves=moves)
-    with gate.working(task.target), metrics.timed("analyze"):
-        return agents.synthesis.AnalyzePlan(request, timeout=deadlines.ANALYZE_SECONDS).analysis
+
+    def call() -> analysis_pb2.Analysis:
+        with gate.working(task.target), metrics.timed("analyze"):
+            return agents.synthesis.AnalyzePlan(request, timeout=deadlines.ANALYZE_SECONDS).analysis
+
+    return deadlines.asked(call, go_on=go_on)
 
 
 def require_compiler(agents: Agents, gate: DeviceGate, target: task_pb2.Target.ValueType) -> None:
@@ -184,7 +193,7 @@ def prepare(
     pool = ThreadPoolExecutor(5, thread_name_prefix="prepare")
     try:
         # The plan first: a module that cannot be captured is known before anything is timed.
-        analysis = pool.submit(analyze, agents, gate, task, [])
+        analysis = pool.submit(analyze, agents, gate, task, [], lambda: go_on() and not dropped.is_set())
         compiler = pool.submit(require_compiler, agents, gate, task.target)
         device = pool.submit(describe_device, gate, task.target, took)
         opened = pool.submit(open_task)
@@ -204,7 +213,8 @@ def prepare(
 
 
 def _open(benchmark: Benchmark, task: task_pb2.Task) -> None:
-    benchmark.OpenTask(benchmark_service_pb2.OpenTaskRequest(task=task), timeout=deadlines.MEASURE_SECONDS)
+    with contextlib.suppress(MethodMissing):  # one of an earlier version opens it by itself, later
+        benchmark.OpenTask(benchmark_service_pb2.OpenTaskRequest(task=task), timeout=deadlines.MEASURE_SECONDS)
 
 
 def _as_they_end(

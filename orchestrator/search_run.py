@@ -224,7 +224,7 @@ class SearchRun:
         return prepared
 
     def _analyze(self, moves: Sequence[analysis_pb2.Move]) -> analysis_pb2.Analysis:
-        return analyze(self._agents, self._gate, self.run.task, list(moves))
+        return analyze(self._agents, self._gate, self.run.task, list(moves), lambda: not self._stop_walks.is_set())
 
     def _may_prepare(self) -> bool:  # what was found before is judged also where its user wants no more of it
         return not self._left.is_set() and (bool(self._past) or not self._cancelled.is_set())

@@ -15,6 +15,8 @@
         ├── ServiceFault     a peer did not answer, or answered with an error
         │   ├── ServiceGone  nothing answers there, or not any more
         │   │   └── DeviceQuarantined  its GPU has failed a test of itself
+        │   ├── ServiceLate  no answer came in time: it is stopped, cut off or overrun
+        │   ├── MethodMissing  it is of a version that has no such method
         │   └── ModelFault   a language model gave nothing that can be used; `reason` says why
         └── WorkerFault      a jailed worker process failed its call
             ├── WorkerTimeout  no answer by the deadline; the worker was killed
@@ -92,6 +94,14 @@ class ServiceFault(Infrastructure):
 
 class ServiceGone(ServiceFault):
     """Nothing answers at a peer's address, or it went away in the midst of a call: another try may find it again."""
+
+
+class ServiceLate(ServiceFault):
+    """A peer gave no answer in time. It may be stopped for a while, or what it was asked takes too long."""
+
+
+class MethodMissing(ServiceFault):
+    """A peer is of a version that has no such method; another try would hear the same."""
 
 
 class DeviceQuarantined(ServiceGone):
@@ -220,6 +230,10 @@ def from_status(code: grpc.StatusCode, message: str, kind: str = "") -> Warpsmit
         return ServiceGone(message)
     if kind == LimitReached.__name__:
         return LimitReached(message)
+    if not kind and code is grpc.StatusCode.DEADLINE_EXCEEDED:
+        return ServiceLate(message)
+    if not kind and code is grpc.StatusCode.UNIMPLEMENTED:
+        return MethodMissing(f"{message}; the service is of an earlier version, or serves another role")
     if kind == ModelFault.__name__:
         return ModelFault(ModelReason.SERVER_DOWN, message)
     return _RAISED.get(code, ServiceFault)(message)

@@ -138,7 +138,7 @@ class Translate(grpc.aio.ServerInterceptor):
                 call.is_left = True
                 raise
             except Exception as error:
-                await _abort(context, method, error)
+                await _abort(context, method, error, call)
 
         return answer
 
@@ -167,7 +167,7 @@ class Translate(grpc.aio.ServerInterceptor):
                         async for response in responses:
                             await _sent(context, response, call)
             except Exception as error:
-                await _abort(context, method, error)
+                await _abort(context, method, error, call)
 
         return answer
 
@@ -203,6 +203,16 @@ class Call:
         self.is_left = False
         """Whether the caller no longer waits, or does not read."""
 
+        self.is_missing = False
+        """Whether the servicer lacks the method."""
+
+    def set_code(self, code: grpc.StatusCode) -> None:
+        """What the generated servicer says of a method that it was not given, before it raises."""
+        self.is_missing = code is grpc.StatusCode.UNIMPLEMENTED
+
+    def set_details(self, details: str) -> None:
+        """The same in words, which nobody needs."""
+
     @property
     def is_late(self) -> bool:
         """Whether its time is over."""
@@ -226,7 +236,7 @@ class _Account:
         _active.labels(*self._labels).inc()
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        code = _code(error)
+        code = grpc.StatusCode.UNIMPLEMENTED if self._call.is_missing else _code(error)
         if self._call.is_left or isinstance(error, GeneratorExit | asyncio.CancelledError):
             code = grpc.StatusCode.DEADLINE_EXCEEDED if self._call.is_late else grpc.StatusCode.CANCELLED
         _active.labels(*self._labels).dec()
@@ -240,8 +250,10 @@ def _code(error: BaseException | None) -> grpc.StatusCode:
     return to_status(error) if isinstance(error, WarpsmithError) else grpc.StatusCode.INTERNAL
 
 
-async def _abort(context: Any, method: str, error: Exception) -> None:
+async def _abort(context: Any, method: str, error: Exception, call: Call) -> None:
     """Ends a call with the status of what its method raised."""
+    if call.is_missing:
+        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "is not served here")
     shown, metadata = f"{type(error).__name__}: {error}", [(KIND, type(error).__name__)]
     if isinstance(error, WarpsmithError):
         log.info("%s: %s", method, shown)
