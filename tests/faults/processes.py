@@ -59,6 +59,11 @@ def find(ancestor: int, words: str) -> int:
     return 0
 
 
+def module_of(service: str) -> str:
+    """The module that a service of a place is started from."""
+    return "impatient_orchestrator" if service == "orchestrator" else f"faked_{service}"
+
+
 @dataclass
 class Command:
     """`warpsmith ARGUMENTS` under way, its output in a file."""
@@ -78,8 +83,7 @@ class Command:
 
     def kill_service(self, name: str, number: int = signal.SIGKILL) -> None:
         """Sends a signal to the service that it has started now."""
-        module = "impatient_orchestrator" if name == "orchestrator" else f"faked_{name}"
-        found = find(self.process.pid, f"-m {module}")
+        found = find(self.process.pid, f"-m {module_of(name)}")
         assert found, self.said
         os.kill(found, number)
 
