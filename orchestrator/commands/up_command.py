@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Annotated
 
 import typer
@@ -21,12 +21,17 @@ from orchestrator.commands.terminal import note, tell
 from orchestrator.serving.dialing import orchestrator_at
 from orchestrator.serving.local import MODULES, LocalServices
 from orchestrator.serving.reviving import Reviving
+from orchestrator.serving.taking_up import trials_text
 from orchestrator.serving.vllm_server import VllmServer
 from orchestrator.web.web_command import DEFAULT_PLACE, TokenFile, WebListen, WebNames, page
 from warpsmith import settings
-from warpsmith.errors import BadInput
+from warpsmith.errors import BadInput, WarpsmithError
 from warpsmith.transport import Tls
+from warpsmith.v1 import optimization_service_pb2 as messages
+from warpsmith.v1.optimization_service_pb2_grpc import OptimizationServiceStub
 
+LAST_WORD_SECONDS = 3.0
+"""How long an orchestrator that is about to be ended may take to say what is under way."""
 WATCHING_THREADS = "64"
 """Of each service beside a page: who watches a run holds one of the orchestrator's."""
 EXAMPLE = (
@@ -81,10 +86,11 @@ def up(
         if services.listening:
             note(f"{'by TLS':<14}{services.listening}")
         tell(services.address("orchestrator"))
+        orchestrator = orchestrator_at(services.address("orchestrator"), known.tls, known.token_file if place else None)
+        stack.callback(_tell_left, orchestrator)
         shown = None
         if start_page is not None:
-            asked = known.token_file if place else None
-            shown = stack.enter_context(start_page(orchestrator_at(services.address("orchestrator"), known.tls, asked)))
+            shown = stack.enter_context(start_page(orchestrator))
             note(f"{'page':<14}{shown.url if token_file is not None else shown.login_url}")
         try:
             while True:
@@ -94,6 +100,14 @@ def up(
                 time.sleep(1.0)
         except KeyboardInterrupt:
             note("stopping")
+
+
+def _tell_left(orchestrator: OptimizationServiceStub) -> None:
+    """Says of each run under way that it is kept, and what goes on with it; nothing where nobody answers."""
+    with suppress(WarpsmithError):
+        for run in orchestrator.DescribeQueue(messages.DescribeQueueRequest(), timeout=LAST_WORD_SECONDS).runs:
+            kept = f"run {run.id} ({run.task.name}) is left after {trials_text(run.trial_count)}, and kept"
+            note(f"{kept}: the next `warpsmith up` goes on with it")
 
 
 def _usable_settings() -> settings.Settings:

@@ -20,7 +20,9 @@ from warpsmith.v1 import run_pb2
 AGENTS = ("reasoning", "synthesis", "compile", "correctness", "benchmark")
 COMMAND = "from orchestrator.commands.cli import main; main()"
 FAKED_SERVICES = """
+import signal
 from functools import partial
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell in the background has it ignored
 from orchestrator.commands import client, up_command
 modules = {name: f"faked_{name}" for name in ("benchmark", "reasoning", "synthesis", "compile", "correctness")}
 for place in (client, up_command):

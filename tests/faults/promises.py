@@ -35,7 +35,7 @@ STALLED_S = 600.0
 SETTLE_S = 30.0
 """In which what was killed is gone, with all that it had started."""
 MORE_FILES, MORE_HANDLES = 12, 40
-"""More than at first there may be, of files in all and of open files of one process: logs of each `up`, connections."""
+"""More than at first there may be, of files in all and of open files of one process: a lock, connections."""
 
 
 class BrokenError(Exception):
@@ -189,7 +189,9 @@ class Promises:
         if left := _until_none(strangers):
             raise BrokenError(f"processes have outlived who started them: {left}")
         own = [pid, *jail_init.descendants(pid)]
-        files = sum(1 for place in ("runs", "tmp") for _ in (self.folder / place).rglob("*"))
+        # An `up` whose predecessor has not quite ended has logs of its own, which stay: people read them.
+        places = (path for place in ("runs", "tmp") for path in (self.folder / place).rglob("*"))
+        files = sum(1 for path in places if path.suffix != ".log")
         handles = max(map(_handles, own))
         now = (len(own), files, handles)
         first = self._at_first = self._at_first or now

@@ -13,6 +13,7 @@ from authority import Authority
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from processes import AGENTS, Place, find, optimize, place, require_result, up
 
+from orchestrator.archive import Archive
 from warpsmith.settings import TLS_VARIABLES
 from warpsmith.transport import Tls
 
@@ -47,6 +48,27 @@ def test_up_is_ended_and_started_again_and_a_watched_run_goes_on(here: Place, nu
     search.wait_for("taken up again after ")
     require_result(here, search)
     assert search.said.count("the orchestrator is away") == search.said.count("the orchestrator is back") == 1
+
+
+def test_ctrl_c_on_up_says_of_a_run_under_way_that_it_is_kept_and_the_next_up_goes_on_with_it(here: Place) -> None:
+    services = up(here)
+    search = optimize(here, "--server", "runs")
+    assert services.end(signal.SIGINT) == 0, services.said
+    archive = Archive.in_directory(here.path / "runs")
+    (run,) = archive.runs()
+    count = len(archive.trials(run.id))
+    archive.close()
+    told = re.search(
+        r"run (\S+) \(good\) is left after (\d+) trials, and kept: the next `warpsmith up` goes on with it\n",
+        services.said,
+    )
+    assert told, services.said
+    assert told[1] == run.id
+    assert 3 <= int(told[2]) <= count
+    assert run.message == f"left after {count} trials: the next orchestrator takes it up"
+    up(here)
+    search.wait_for(f"taken up again after {count} trials")
+    require_result(here, search)
 
 
 def test_a_command_that_is_killed_leaves_a_run_that_only_resume_goes_on_with(here: Place) -> None:

@@ -8,10 +8,8 @@ import time
 from collections import Counter
 
 import pytest
-from prometheus_client import REGISTRY
 
 from orchestrator import counsel, finalists, testing
-from orchestrator.agents import asked
 from orchestrator.prepare import prepare
 from orchestrator.search import Proposal, Search, SearchState
 from orchestrator.search.beam import Beam
@@ -22,7 +20,7 @@ from orchestrator.search.random import Random
 from orchestrator.search_run import SearchRun
 from orchestrator.serving.device_gate import DeviceGate
 from orchestrator.walks import Effort
-from warpsmith.errors import BadInput, MethodMissing, NotFound, ServiceFault, ServiceGone, ServiceLate
+from warpsmith.errors import BadInput, NotFound
 from warpsmith.v1 import (
     benchmark_service_pb2,
     correctness_service_pb2,
@@ -64,51 +62,6 @@ def search_run(
     search = kwargs.pop("search", None) or Beam()
     kwargs.setdefault("effort", EFFORT)
     return SearchRun(run, agents, DeviceGate(agents.benchmarks), search, notebook or Notebook(), **kwargs)
-
-
-class Earlier(testing.World):
-    """Agents of a version that has two methods less."""
-
-    def RepairCandidate(self, *_: object, **__: object) -> synthesis_service_pb2.RepairCandidateResponse:
-        self.calls["RepairCandidate"] += 1
-        raise MethodMissing("RepairCandidate: UNIMPLEMENTED")
-
-    def OpenTask(self, *_: object, **__: object) -> benchmark_service_pb2.OpenTaskResponse:
-        self.calls["OpenTask"] += 1
-        raise MethodMissing("OpenTask: UNIMPLEMENTED")
-
-
-def test_a_run_does_without_repairs_and_what_is_opened_ahead_where_agents_know_neither() -> None:
-    def faults() -> float:
-        return REGISTRY.get_sample_value("warpsmith_trials_total", {"outcome": "fault"}) or 0.0
-
-    world, before = Earlier(choices={"vector": ("broken", "")}), faults()
-    run = search_run(world).execute()
-    assert run.state == run_pb2.RUN_STATE_FASTER, run.message
-    assert sorted(map(testing.name_of, run.best.candidate.moves)) == ["author", "vector"]
-    assert world.calls["RepairCandidate"] >= 1
-    assert world.calls["OpenTask"] == 1
-    assert faults() == before
-
-
-@pytest.mark.parametrize(("kind", "count"), [(ServiceGone, 4), (ServiceLate, 4), (ServiceFault, 2), (MethodMissing, 1)])
-def test_an_agent_is_asked_again_while_it_is_away_or_silent_and_once_where_it_fails(
-    kind: type[ServiceFault], count: int
-) -> None:
-    calls = 0
-
-    def call() -> None:
-        nonlocal calls
-        calls += 1
-        raise kind("no")
-
-    with pytest.raises(kind):
-        asked(call, go_on=lambda: calls < 4, pause_seconds=0.0)
-    assert calls == count
-    calls = 0
-    with pytest.raises(kind):
-        asked(call, pause_seconds=0.0, away_seconds=0.0)
-    assert calls == min(count, 2)
 
 
 def test_a_run_finds_the_fastest_plan_and_walks_through_its_states() -> None:

@@ -145,7 +145,8 @@ class Translate(grpc.aio.ServerInterceptor):
     async def _request(self, requests: AsyncIterator[Any], call: Call) -> Any:
         """The message of a call; raises BadInput where none comes, and LimitReached where it is too large."""
         try:
-            request = await asyncio.wait_for(anext(requests), SILENT_SECONDS)
+            async with asyncio.timeout(SILENT_SECONDS):
+                request = await anext(requests)
         except (TimeoutError, StopAsyncIteration):
             raise BadInput(f"the call has sent no request within {SILENT_SECONDS:.0f} s") from None
         if self._admission is not None:
@@ -175,7 +176,8 @@ class Translate(grpc.aio.ServerInterceptor):
 async def _sent(context: Any, response: Any, call: Call) -> None:
     """Hands over one message of a stream; raises ServiceGone where its reader takes nothing for too long."""
     try:
-        await asyncio.wait_for(context.write(response), SLOW_SECONDS)
+        async with asyncio.timeout(SLOW_SECONDS):
+            await context.write(response)
     except grpc.aio.InternalError:  # what was being sent has lost its connection
         call.is_left = True
         raise asyncio.CancelledError from None
