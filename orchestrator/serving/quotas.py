@@ -17,8 +17,8 @@ from orchestrator import metrics
 from orchestrator.archive import RUNS, Archive
 from orchestrator.ledger import day_of
 from warpsmith.errors import BadInput
-from warpsmith.mounted import Lines
 from warpsmith.service.admission import refusal
+from warpsmith.settings import Lines
 
 VARIABLE = "WARPSMITH_QUOTA_FILE"
 EVERY_OTHER = "*"

@@ -1,14 +1,16 @@
 """Everything a service reads from its environment, read once at start.
 
-Nothing that changes generated code comes from here. Addresses of peers are `WARPSMITH_<SERVICE>_ADDRESS`.
+Nothing that changes generated code comes from here. Addresses of peers are `WARPSMITH_<SERVICE>_ADDRESS`. Files of
+lines that it names, of tokens or quotas, are read again when they change, so that nothing restarts (`Lines`).
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Generic, TypeVar
 
 from warpsmith import transport
 from warpsmith.errors import BadInput
@@ -221,3 +223,41 @@ def _integer(environment: Mapping[str, str], name: str, default: int) -> int:
         return int(text)
     except ValueError:
         raise BadInput(f"{name}={text!r} is not a whole number") from None
+
+
+LineT = TypeVar("LineT")
+
+
+class Lines(Generic[LineT]):
+    """What the lines of a file say that a setting names, empty ones left out; it is read again when it changes.
+
+    `read` makes it of one line and raises BadInput, `kind` is what a line holds, `variable` names the file, which is
+    ASCII.
+    """
+
+    def __init__(self, file: Path, read: Callable[[str], LineT], kind: str, variable: str) -> None:
+        self.file, self._read, self._kind, self._variable = file, read, kind, variable
+        self._stamp: tuple[int, int, int] | None = None
+        self._last: tuple[LineT, ...] = ()
+        self._last = self.now()
+
+    def now(self) -> tuple[LineT, ...]:
+        """What the file says now; what it said last where it is just being replaced.
+
+        Raises:
+            BadInput: it never held a line that can be used; names it.
+        """
+        try:
+            found = self.file.stat()
+            stamp = found.st_mtime_ns, found.st_ino, found.st_size
+            if stamp != self._stamp:
+                lines = (line.strip() for line in self.file.read_text("ascii").splitlines())
+                read = tuple(self._read(line) for line in lines if line)
+                if not read:
+                    raise BadInput(f"holds no {self._kind}")
+                self._last, self._stamp = read, stamp
+        except (OSError, UnicodeDecodeError, BadInput) as error:
+            if not self._last:
+                said = error if isinstance(error, BadInput) else f"cannot be read as a {self._kind} ({error})"
+                raise BadInput(f"{self.file}: {said}; see {self._variable}") from error
+        return self._last

@@ -18,8 +18,8 @@ import grpc
 
 from warpsmith import local_sockets
 from warpsmith.errors import BadInput
-from warpsmith.mounted import Lines
 from warpsmith.permissions import Caller, Right, right_named
+from warpsmith.settings import Lines
 from warpsmith.transport import HTTPS, Tls
 
 VARIABLE = "WARPSMITH_TOKEN_FILE"
