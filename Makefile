@@ -13,7 +13,7 @@ HOSTILE_SOLUTIONS = tests/hostile/test_solutions.py tests/hostile/test_red_team.
 BUDGET ?= 5s
 MODULES ?= examples/gelu_bias_scale.py examples/fused_linear_row_sum.py examples/softmax.py
 
-.PHONY: help setup run quick test coverage test-simt test-hostile test-hostile-kernels test-hostile-solutions red-team honest test-hostile-gpu test-postgres test-faults test-web test-gpu test-vllm check format wheelhouse baseline stubs clean agents-check images push images-check k8s-check chart monitoring monitoring-check monitoring-pictures docs docs-check system-deps
+.PHONY: help setup run quick test coverage test-simt test-hostile test-hostile-kernels test-hostile-solutions red-team honest test-hostile-gpu test-postgres test-faults chaos test-web test-gpu test-vllm check format wheelhouse baseline stubs clean agents-check images push images-check k8s-check chart monitoring monitoring-check monitoring-pictures docs docs-check system-deps
 
 help: ## lists the targets
 	@sed -nE 's/^##@ (.*)/\n\1/p; s/^([a-z0-9-]+):.*## /  \1\t/p' $(MAKEFILE_LIST) | expand -t 22
@@ -77,6 +77,9 @@ test-postgres: $(READY) ## the archive and runs on a real PostgreSQL server of t
 
 test-faults: $(READY) ## kills orchestrators, services and `up` in the midst of runs, at every event and at random (KILLS=200, SEED=)
 	@KILLS=$(KILLS) SEED=$(SEED) $(BIN)/pytest $(WORKERS) -m faults tests/faults
+
+chaos: $(READY) ## an hour in which services die, stop and slow down and the store is locked and full; promises looked at every minute (MINUTES=60, SEED=1)
+	@cd tests/faults && PYTHONPATH=$(CURDIR):$(CURDIR)/proto:$$PYTHONPATH $(abspath $(BIN))/python chaos.py --minutes $(or $(MINUTES),60) --seed $(or $(SEED),1)
 
 test-web: $(READY) ## opens pages in a real Chromium: errors, requests, axe-core, how long it takes
 	@$(BIN)/pytest -m web tests/orchestrator

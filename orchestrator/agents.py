@@ -1,15 +1,19 @@
 """The five services that a run calls, as one small object, and how long each call may take.
 
 The one idea: a run sees each agent as a Protocol with the RPCs it needs, so that a gRPC stub and an in-process
-fake (`orchestrator.testing`) are the same thing to it. This knows no order of calls: that is `pipeline`.
+fake (`orchestrator.testing`) are the same thing to it. An agent that is away, or gives no answer in time, is asked
+again for a while: it may be replaced, stopped or cut off. This knows no order of calls: that is `pipeline`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
+from warpsmith.errors import Infrastructure, MethodMissing, ModelFault, ServiceGone, ServiceLate, WarpsmithError
 from warpsmith.models.model_turn import ASIDE_SECONDS, TURN_SECONDS
 from warpsmith.v1 import (
     benchmark_service_pb2 as bench,
@@ -44,6 +48,43 @@ VERIFY_SECONDS = COMPARE_SECONDS + 30.0 + ASIDE_SECONDS
 MEASURE_SECONDS = 900.0
 """Longest measurement; torch.compile's autotuning is inside the final one."""
 DESCRIBE_SECONDS = 300.0
+AWAY_SECONDS = 120.0
+"""How long an agent may be gone or silent: as long as its replacement, or a minute in which it is stopped, takes."""
+
+log = logging.getLogger("warpsmith.orchestrator")
+
+AnswerT = TypeVar("AnswerT")
+
+
+def asked(
+    call: Callable[[], AnswerT],
+    *,
+    go_on: Callable[[], bool] = lambda: True,
+    pause_seconds: float = 0.5,
+    away_seconds: float = AWAY_SECONDS,
+    failed: Callable[[WarpsmithError], None] = lambda _: None,
+) -> AnswerT:
+    """What a call gives. One that fails for reasons of a machine is made twice; one whose service is away or silent for
+    `away_seconds`, and twice at least. `go_on` is asked before each further one, `failed` hears of each that failed.
+
+    Raises:
+        WarpsmithError: what the last call raised.
+    """
+    until, count, failed_count = time.monotonic() + away_seconds, 0, 0
+    while True:
+        try:
+            return call()
+        except WarpsmithError as error:
+            failed(error)
+            is_sure = not isinstance(error, Infrastructure) or isinstance(error, ModelFault | MethodMissing)
+            is_away = isinstance(error, ServiceGone | ServiceLate)
+            count, failed_count = count + 1, failed_count + (not is_away)
+            if is_sure or failed_count > 1 or (is_away and count > 1 and time.monotonic() >= until):
+                raise
+            log.warning("%s: asked again", error)
+            time.sleep(pause_seconds)
+            if not go_on():
+                raise
 
 
 class Reasoning(Protocol):

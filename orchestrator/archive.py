@@ -319,6 +319,11 @@ class Archive:
             ) from error
 
 
+def _cost(run: run_pb2.Run) -> dict[str, object]:
+    day = max(run.device_day_seconds, default="")
+    return {"project": run.project, "device_day": day, "device_seconds": run.device_day_seconds[day] if day else 0.0}
+
+
 def _is_kept(connection: sa.Connection, run_id: str, owner: str) -> bool:
     """Whether there is such a run, whose owner then stays the same until the transaction ends."""
     now = connection.execute(_OWNER, {"which": run_id}).scalar_one_or_none()
@@ -364,6 +369,7 @@ def _run_row(run: run_pb2.Run) -> dict[str, object]:
         "speedup": score(run.best) if run.HasField("best") else 0.0,
         "message": run.SerializeToString(),
         "shape_digest": run.shape_digest,
+        **_cost(run),
     }
 
 

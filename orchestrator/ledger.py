@@ -33,6 +33,13 @@ NEAR_FLOOR_PERCENT = 95.0
 
 
 DEFAULT_WALL_SECONDS = 60.0
+DEVICE_STAGES = ("describe", "reference", "verify", "measure", "final verify", "final measure")
+"""Stages in which a run has a device: what it costs."""
+
+
+def day_of(time_s: float) -> str:
+    """The day of UTC, as costs are kept by it."""
+    return time.strftime("%Y-%m-%d", time.gmtime(time_s))
 
 
 def wall_seconds(budget: run_pb2.Budget) -> float:
@@ -92,6 +99,9 @@ class Ledger:
         """A stage of the pipeline took so long."""
         with self._lock:
             self._run.stage_seconds[stage] += seconds
+            if stage in DEVICE_STAGES:
+                self._run.device_day_seconds[day_of(time.time())] += seconds
+                metrics.note_cost(self._run.project, seconds)
             if stage in ("verify", "measure"):
                 self._run.spent.device_seconds += seconds
 

@@ -23,6 +23,8 @@ from warpsmith.v1 import run_pb2, timing_pb2, trial_pb2, verdict_pb2
 OUTCOMES = ("refused", "duplicate", "fault", "compile_fail", "verify_fail", "measure_fail", "timed")
 """How far a trial came."""
 STAGES = ("describe", "analyze", "open", "reference", "propose", "synthesize", "compile", "verify", "measure", "repair")
+PROJECT_COUNT = 16
+"""Projects that have a label of their own."""
 TASK_COUNT = 20
 """Tasks in runs whose best speedup is shown; those that moved last."""
 OF_A_TASK = ("task", "module", "run")
@@ -36,6 +38,16 @@ runs_taken_up = Counter("warpsmith_runs_taken_up_total", "Runs that others left 
 active_runs = Gauge("warpsmith_runs_active", "Runs that are queued or under way.")
 waiting_for_model = Gauge(
     "warpsmith_runs_waiting_for_model", "Runs that search without a language model, whose server is away."
+)
+device_seconds = Counter(
+    "warpsmith_device_seconds_total",
+    "Seconds in which runs had a device, by project; those of parallel trials add up.",
+    ["project"],
+)
+quota_used = Gauge(
+    "warpsmith_project_quota_used_ratio",
+    "Of its device time of the day, what a project had used when it last asked.",
+    ["project"],
 )
 best_speedup = Histogram(
     "warpsmith_run_speedup_ratio",
@@ -67,6 +79,7 @@ waiting_to_time = Gauge("warpsmith_waiting_to_time", "Measurements that wait for
 _FAIL = verdict_pb2.VERDICT_STATE_FAIL
 _kinds = {value: name.removeprefix("FAILURE_KIND_").lower() for name, value in verdict_pb2.FailureKind.items()}
 _tasks: OrderedDict[tuple[str, ...], float] = OrderedDict()
+_projects: set[str] = set()
 _lock = threading.Lock()
 
 for _outcome in OUTCOMES:
@@ -105,6 +118,25 @@ def record_trial(run: run_pb2.Run, trial: trial_pb2.Trial) -> None:
     if is_timed and state == verdict_pb2.VERDICT_STATE_PASS:
         faster.inc(trial.timing.faster)
         _note((digest.short(run.task.digest), _plain(run.task.name), run.id), trial.timing)
+
+
+def note_cost(project: str, seconds: float) -> None:
+    """Adds time in which a run had a device."""
+    device_seconds.labels(_project(project)).inc(seconds)
+
+
+def note_quota(project: str, used: float) -> None:
+    """What part of its day a project has used; above 1 where runs went on."""
+    quota_used.labels(_project(project)).set(used)
+
+
+def _project(name: str) -> str:
+    """A project as a label: the first `PROJECT_COUNT` have their own."""
+    shown = _plain(name) or "none"
+    with _lock:
+        if len(_projects) < PROJECT_COUNT:
+            _projects.add(shown)
+        return shown if shown in _projects else "other"
 
 
 def _plain(name: str) -> str:

@@ -19,7 +19,7 @@ from orchestrator import metrics
 from orchestrator.agents import Agents
 from orchestrator.model_turns import asks_model, is_written
 from orchestrator.serving.device_gate import DeviceGate
-from warpsmith.errors import BadInput, Infrastructure, ModelFault, NotFound, ServiceGone, WarpsmithError
+from warpsmith.errors import BadInput, Infrastructure, MethodMissing, ModelFault, NotFound, WarpsmithError
 from warpsmith.v1 import (
     benchmark_service_pb2,
     candidate_pb2,
@@ -108,8 +108,8 @@ class Pipeline:
     """Given a program's or a plan's digest, whether it is new: at most once True for each."""
     retry_pause_seconds: float = field(default=0.5)
     """Pause before the second attempt, in which a service replaces its worker."""
-    gone_seconds: float = 120.0
-    """How long a service that is gone may take to come back, as one that is replaced by its next version does."""
+    gone_seconds: float = deadlines.AWAY_SECONDS
+    """How long a service may be gone or silent."""
     took: Callable[[str, float], None] = lambda _stage, _seconds: None
     """Hears how many seconds each stage took, waiting for the device left out."""
     numbered: Callable[[int], trial_pb2.Trial | None] = lambda _: None
@@ -186,7 +186,7 @@ class Pipeline:
             reply = self._twice(call)
         except _RunStoppedError:
             return Interrupted(trial)
-        except (BadInput, NotFound) as error:
+        except (BadInput, NotFound, MethodMissing) as error:
             return Refused(trial, str(error))
         except ModelFault as error:
             return Unanswered(failed, str(error), failure)
@@ -312,21 +312,20 @@ class Pipeline:
         go_on = go_on or self.go_on
         if not go_on():
             raise _RunStoppedError
-        until = time.monotonic() + self.gone_seconds
-        while True:
-            try:
-                return call()
-            except WarpsmithError as error:
-                self.spent(error.model_tokens)
-                if not isinstance(error, Infrastructure) or isinstance(error, ModelFault):
-                    raise  # it would say the same again, or was asked more than once already
-                is_gone = isinstance(error, ServiceGone)
-                if until == 0 or (is_gone and time.monotonic() >= until):
-                    raise
-                until = until if is_gone else 0  # the second attempt is the last
-            time.sleep(self.retry_pause_seconds)
+        try:
+            return deadlines.asked(
+                call,
+                go_on=go_on,
+                pause_seconds=self.retry_pause_seconds,
+                away_seconds=self.gone_seconds,
+                failed=lambda error: self.spent(error.model_tokens),
+            )
+        except ModelFault:
+            raise
+        except Infrastructure:
             if not go_on():
-                raise _RunStoppedError
+                raise _RunStoppedError from None
+            raise
 
 
 def failed(kind: verdict_pb2.FailureKind.ValueType, detail: str) -> verdict_pb2.Verdict:

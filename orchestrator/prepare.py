@@ -6,7 +6,9 @@ that must be alone. Outside every search budget. It decides nothing but `AT_FLOO
 
 from __future__ import annotations
 
+import contextlib
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
@@ -18,7 +20,7 @@ from orchestrator.agents import Agents, Benchmark
 from orchestrator.serving.device_gate import DeviceGate
 from warpsmith import hardware
 from warpsmith.contract import words
-from warpsmith.errors import DeviceQuarantined
+from warpsmith.errors import DeviceQuarantined, MethodMissing
 from warpsmith.v1 import (
     analysis_pb2,
     benchmark_service_pb2,
@@ -43,6 +45,8 @@ _STEPS = (
     "timing eager and what torch.compile makes of it",
 )
 
+Took = Callable[[str, float], None]
+"""Hears how many seconds a stage took."""
 KnownReference = Callable[[task_pb2.Task, timing_pb2.Device], timing_pb2.ReferenceReport | None]
 """Gives what an earlier run found of a task's baselines on such a device; None where there is none."""
 
@@ -63,7 +67,9 @@ class Prepared:
     reference: timing_pb2.ReferenceReport
 
 
-def describe_device(gate: DeviceGate, target: task_pb2.Target.ValueType) -> timing_pb2.Device:
+def describe_device(
+    gate: DeviceGate, target: task_pb2.Target.ValueType, took: Took = lambda *_: None
+) -> timing_pb2.Device:
     """What the device can do; an unspecified target gives the machine's best.
 
     Raises:
@@ -75,17 +81,21 @@ def describe_device(gate: DeviceGate, target: task_pb2.Target.ValueType) -> timi
         def describe(benchmark: Benchmark) -> timing_pb2.Device:
             return benchmark.DescribeDevice(request, timeout=deadlines.DESCRIBE_SECONDS).device
 
-        found = _on_a_device(gate, "describe", describe)
+        found = _on_a_device(gate, "describe", describe, took)
         gate.devices[target] = gate.devices[found.target] = found
     return gate.devices[target]
 
 
-def _on_a_device(gate: DeviceGate, stage: str, call: Callable[[Benchmark], ResultT]) -> ResultT:
+def _on_a_device(gate: DeviceGate, stage: str, call: Callable[[Benchmark], ResultT], took: Took) -> ResultT:
     """Makes a call to one of the devices, and to the next one where that is out of service."""
     for others in reversed(range(max(1, gate.device_count))):
         try:
             with gate.timing() as benchmark, metrics.timed(stage):
-                return call(benchmark)
+                start = time.monotonic()
+                try:
+                    return call(benchmark)
+                finally:
+                    took(stage, time.monotonic() - start)
         except DeviceQuarantined:
             if not others:
                 raise
@@ -93,16 +103,24 @@ def _on_a_device(gate: DeviceGate, stage: str, call: Callable[[Benchmark], Resul
 
 
 def analyze(
-    agents: Agents, gate: DeviceGate, task: task_pb2.Task, moves: list[analysis_pb2.Move]
+    agents: Agents,
+    gate: DeviceGate,
+    task: task_pb2.Task,
+    moves: list[analysis_pb2.Move],
+    go_on: Callable[[], bool] = lambda: True,
 ) -> analysis_pb2.Analysis:
-    """The plan that moves give, with its legal moves.
+    """The plan that moves give, with its legal moves; `go_on` as in `agents.asked`.
 
     Raises:
         BadInput: the module cannot be captured; IllegalMove: a move does not apply.
     """
     request = synthesis_service_pb2.AnalyzePlanRequest(task=task, moves=moves)
-    with gate.working(task.target), metrics.timed("analyze"):
-        return agents.synthesis.AnalyzePlan(request, timeout=deadlines.ANALYZE_SECONDS).analysis
+
+    def call() -> analysis_pb2.Analysis:
+        with gate.working(task.target), metrics.timed("analyze"):
+            return agents.synthesis.AnalyzePlan(request, timeout=deadlines.ANALYZE_SECONDS).analysis
+
+    return deadlines.asked(call, go_on=go_on)
 
 
 def require_compiler(agents: Agents, gate: DeviceGate, target: task_pb2.Target.ValueType) -> None:
@@ -139,12 +157,13 @@ def prepare(
     go_on: Callable[[], bool] = lambda: True,
     known: KnownReference = nothing_known,
     waits_for: Callable[[str], None] = lambda _: None,
+    took: Took = lambda *_: None,
 ) -> Prepared | None:
     """Makes these calls for a task whose target is set; None where `go_on` became false before they ended.
 
-    `known`: what an earlier run found. `waits_for` hears what is under way, for people. The first failure ends it at
-    once: what still waits for the device is dropped. The task is told the GPU that it will run on, where that is not
-    the one that kernels are made for otherwise.
+    `known`: what an earlier run found. `waits_for` hears what is under way, for people; `took`, for how many seconds a
+    stage had a device. The first failure ends it at once: what still waits for the device is dropped. The task is told
+    the GPU that it will run on, where that is not the one that kernels are made for otherwise.
 
     Raises:
         BadInput: the module cannot be captured, does not run, is not deterministic, or the target or its
@@ -169,14 +188,14 @@ def prepare(
                 return timing_pb2.ReferenceReport()
             return benchmark.RunReference(request, timeout=deadlines.MEASURE_SECONDS).report
 
-        return _on_a_device(gate, "reference", run)
+        return _on_a_device(gate, "reference", run, took)
 
     pool = ThreadPoolExecutor(5, thread_name_prefix="prepare")
     try:
         # The plan first: a module that cannot be captured is known before anything is timed.
-        analysis = pool.submit(analyze, agents, gate, task, [])
+        analysis = pool.submit(analyze, agents, gate, task, [], lambda: go_on() and not dropped.is_set())
         compiler = pool.submit(require_compiler, agents, gate, task.target)
-        device = pool.submit(describe_device, gate, task.target)
+        device = pool.submit(describe_device, gate, task.target, took)
         opened = pool.submit(open_task)
         reference = pool.submit(run_reference)
         steps: dict[Future[Any], str] = dict(zip((device, analysis, compiler, opened, reference), _STEPS, strict=True))
@@ -194,7 +213,8 @@ def prepare(
 
 
 def _open(benchmark: Benchmark, task: task_pb2.Task) -> None:
-    benchmark.OpenTask(benchmark_service_pb2.OpenTaskRequest(task=task), timeout=deadlines.MEASURE_SECONDS)
+    with contextlib.suppress(MethodMissing):  # one of an earlier version opens it by itself, later
+        benchmark.OpenTask(benchmark_service_pb2.OpenTaskRequest(task=task), timeout=deadlines.MEASURE_SECONDS)
 
 
 def _as_they_end(

@@ -174,7 +174,7 @@ class SearchRun:
         """Takes the run's turn with the device into `turn`, after all that needs none."""
         task = self.run.task
         if not task.target:
-            task.target = describe_device(self._gate, task.target).target
+            task.target = describe_device(self._gate, task.target, self._ledger.took).target
             task.digest = of_task(task)
         if task.target == task_pb2.TARGET_CUDA:
             look_ahead(self._agents, self._gate, task)  # on a processor it would disturb what others time
@@ -198,13 +198,9 @@ class SearchRun:
             numbered=lambda number: self._counsel.numbered(number),  # noqa: PLW0108 (it is made later)
             spent=self._ledger.took_tokens,
         )
+        known = known_first(self.run.reference, self._memory.reference)
         prepared = prepare(
-            self._agents,
-            self._gate,
-            task,
-            go_on=self._may_prepare,
-            known=known_first(self.run.reference, self._memory.reference),
-            waits_for=self._waits_for,
+            self._agents, self._gate, task, self._may_prepare, known, self._waits_for, took=self._ledger.took
         )
         if prepared is not None:
             self.run.device.CopyFrom(prepared.device)
@@ -228,7 +224,7 @@ class SearchRun:
         return prepared
 
     def _analyze(self, moves: Sequence[analysis_pb2.Move]) -> analysis_pb2.Analysis:
-        return analyze(self._agents, self._gate, self.run.task, list(moves))
+        return analyze(self._agents, self._gate, self.run.task, list(moves), lambda: not self._stop_walks.is_set())
 
     def _may_prepare(self) -> bool:  # what was found before is judged also where its user wants no more of it
         return not self._left.is_set() and (bool(self._past) or not self._cancelled.is_set())

@@ -18,11 +18,13 @@ from orchestrator.serving.device_gate import DeviceGate, most_ahead
 from orchestrator.serving.dialing import Devices, agents_of, endpoints
 from orchestrator.serving.hosting import RunHost
 from orchestrator.serving.ownership import Owner
+from orchestrator.serving.quotas import Quotas
 from orchestrator.serving.story import Story, light
 from orchestrator.tasks.intake import accept
 from warpsmith import plugins
 from warpsmith.errors import NotFound
 from warpsmith.permissions import UNASKED, Caller
+from warpsmith.service.admission import Admission
 from warpsmith.service.handlers import Call
 from warpsmith.settings import Settings
 from warpsmith.v1 import optimization_service_pb2 as messages
@@ -40,8 +42,14 @@ PROGRAMS_AT_ONCE = 16
 class OptimizationServicer(optimization_service_pb2_grpc.OptimizationServiceServicer):
     """Starts, watches and exports runs."""
 
-    def __init__(self, host: RunHost, devices: Devices | None = None, gate: DeviceGate | None = None) -> None:
-        self._host, self._devices, self._gate = host, devices, gate
+    def __init__(
+        self,
+        host: RunHost,
+        devices: Devices | None = None,
+        gate: DeviceGate | None = None,
+        admission: Admission | None = None,
+    ) -> None:
+        self._host, self._devices, self._gate, self.admission = host, devices, gate, admission
 
     def CreateRun(self, request: messages.CreateRunRequest, context: object) -> messages.CreateRunResponse:
         """Starts a run and returns at once."""
@@ -177,4 +185,11 @@ def make_servicer(settings: Settings) -> OptimizationServicer:
 
     archive.patience_seconds = settings.archive_patience_seconds
     owner, at_once = Owner(archive, stays=settings.takes_up), 1 + most_ahead(os.cpu_count() or 1)
-    return OptimizationServicer(RunHost(archive, make_run, at_once, owner), devices, gate)
+    admission, quotas = Admission(settings.limits), Quotas(archive, settings.quota_file)
+
+    def may_begin(caller: Caller, run_count: int) -> None:
+        admission.require_run(caller, run_count)
+        quotas.require_room(caller.project)
+
+    host = RunHost(archive, make_run, at_once, owner, may_begin)
+    return OptimizationServicer(host, devices, gate, admission)

@@ -177,6 +177,32 @@ FLEET = [
         },
     ),
     Panel(
+        "Device time, by project",
+        "In the range shown: for how long runs had a device, in seconds; those of parallel trials add up.",
+        {"{{project}}": "sum by (project) (increase(warpsmith_device_seconds_total[$__range]))"},
+        unit="s",
+        kind="bargauge",
+    ),
+    Panel(
+        "Device time, by stage",
+        "What a second of a run's device time goes to.",
+        {
+            "{{stage}}": "sum by (stage) (rate(warpsmith_stage_duration_seconds_sum"
+            '{stage=~"describe|reference|verify|measure"}[$__rate_interval]))'
+        },
+        unit="s",
+        stacked=True,
+    ),
+    Panel(
+        "Calls refused, and readers sent away",
+        "In the range shown: by what a client, or a project, has had enough of; streams whose reader took nothing.",
+        {
+            "{{limit}}": "sum by (limit) (increase(warpsmith_refused_total[$__range]))",
+            "slow readers": "sum(increase(warpsmith_slow_readers_total[$__range]))",
+        },
+        kind="bargauge",
+    ),
+    Panel(
         "Device held, by what",
         "Share of time; calls at the same time share it. The rest is compiling, or waiting for candidates.",
         {

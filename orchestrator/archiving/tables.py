@@ -24,9 +24,12 @@ RUNS = sa.Table(
     sa.Column("owner", sa.String(40), nullable=False, server_default=""),
     sa.Column("attempt_count", sa.Integer, nullable=False, server_default="0"),
     sa.Column("stop_asked", sa.Integer, nullable=False, server_default="0"),
+    sa.Column("project", sa.Text, nullable=False, server_default=""),
+    sa.Column("device_day", sa.String(10), nullable=False, server_default="", index=True),
+    sa.Column("device_seconds", sa.Float, nullable=False, server_default="0"),
 )
 """`owner`: who writes the run; `attempt_count`: how often it was taken up since a trial last ended; `stop_asked`: 1
-once its user wanted no more of it."""
+once its user wanted no more of it; `device_seconds`: what it has used of devices on `device_day`, its last such day."""
 TRIALS = sa.Table(
     "trials",
     TABLES,

@@ -323,7 +323,7 @@ def list_runs(
     server: Server = "",
     runs: Runs = DEFAULT_RUNS,
 ) -> None:
-    """Lists runs, newest first."""
+    """Lists runs, newest first: when, module, state, seconds of a device, and what came of it."""
     with client.reading(server, runs) as orchestrator:
         found = client.latest(orchestrator, limit)
     told = list(map(report.as_json, found))
@@ -334,7 +334,8 @@ def list_runs(
     for run in found:
         begun = time.strftime("%Y-%m-%d %H:%M", time.localtime(run.created_at))
         name, state = printable.line(run.task.name, 60), report.state_name(run.state)
-        print(f"{printable.line(run.id, 40)}  {begun}  {name:<28} {state:<10} {printable.line(run.message)}")
+        row = f"{name:<28} {state:<10} {report.device_seconds(run):>7.1f} s  {printable.line(run.message)}"
+        print(f"{printable.line(run.id, 40)}  {begun}  {row}")
 
 
 @app.command()
@@ -366,8 +367,7 @@ def show(
 
 def _tell_trials(run: run_pb2.Run, trials: Iterable[trial_pb2.Trial], as_tree: bool) -> None:
     tell_line(f"{run.task.name}: {report.state_name(run.state)}: {run.message}")
-    if run.model_tokens:
-        tell(report.tokens_text(run))
+    tell(*report.costs(run))
     if as_tree:
         Console().print(report.tree("plan zero", trials), soft_wrap=True)
         return

@@ -19,6 +19,7 @@ from typing import Any, Protocol, cast
 
 from orchestrator.agents import Agents, Benchmark, Correctness
 from orchestrator.archive import FILE_NAME, Archive
+from orchestrator.commands.terminal import note
 from orchestrator.search_run import SearchRun
 from orchestrator.servicer import OptimizationServicer
 from orchestrator.serving import ownership
@@ -27,7 +28,7 @@ from orchestrator.serving.hosting import RunHost
 from orchestrator.serving.local import MODULES, LocalServices, published_address
 from orchestrator.serving.ownership import Owner
 from warpsmith import settings
-from warpsmith.errors import BadInput, Infrastructure, NotFound, ServiceGone
+from warpsmith.errors import BadInput, Infrastructure, LimitReached, NotFound, ServiceGone
 from warpsmith.v1 import optimization_service_pb2 as messages
 from warpsmith.v1 import run_pb2, task_pb2, trial_pb2
 
@@ -168,7 +169,7 @@ def _at(server: str) -> Optimization:
 
 def _calling(address: str) -> Optimization:
     known = settings.read()
-    return cast("Optimization", orchestrator_at(address, known.tls, known.token_file))
+    return cast("Optimization", orchestrator_at(address, known.tls, known.token_file, waits=note))
 
 
 class _Published:
@@ -350,6 +351,12 @@ def follow(
                 after, pauses, pause, failed_count = reply.event.number, iter(PAUSES_S), 0.0, 0
                 watcher(reply.event)
             return client.GetRun(messages.GetRunRequest(run_id=run_id), timeout=30.0).run
+        except LimitReached as refused:
+            pause = refused.retry_seconds
+            if not pause:
+                raise
+            check()
+            note(f"{refused} (waiting for {pause:.0f} s)")
         except ServiceGone:  # a connection that the server ends by its age may take a new watch with it
             failed_count += 1
             pause = next(pauses, -1.0)

@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.tree import Tree
 
 from orchestrator.commands.terminal import cell
+from orchestrator.ledger import DEVICE_STAGES
 from warpsmith.contract import words
 from warpsmith.v1 import analysis_pb2, run_pb2, task_pb2, timing_pb2, trial_pb2, verdict_pb2
 
@@ -155,11 +156,29 @@ def tokens_text(run: run_pb2.Run) -> str:
     return f"model: {run.model_tokens} tokens" if run.model_tokens else ""
 
 
+def device_seconds(run: run_pb2.Run) -> float:
+    """For how long it had a device; of runs of earlier releases what their budget counted."""
+    return sum(run.device_day_seconds.values()) or run.spent.device_seconds
+
+
+def costs(run: run_pb2.Run) -> list[str]:
+    """What it took of devices and of a language model, a line each; nothing of what it took nothing of."""
+    stages = [f"{stage} {run.stage_seconds[stage]:.1f} s" for stage in DEVICE_STAGES if stage in run.stage_seconds]
+    total = device_seconds(run)
+    device = f"device: {total:.1f} s ({', '.join(stages)})" if total else ""
+    return [text for text in (device, tokens_text(run)) if text]
+
+
 def as_json(run: run_pb2.Run) -> dict[str, Any]:
     """The result of one task as `--json` prints it, with the run's identifier and message."""
     timing = run.best.timing if run.HasField("best") else None
     seconds = {words.arm(kind): round(arm.prepare_seconds, 2) for kind, arm in arms_of(run).items()}
-    told = {"arms_seconds": seconds} if any(seconds.values()) else {}  # no earlier release told them
+    no_earlier_release = {
+        "arms_seconds": seconds if any(seconds.values()) else None,
+        "device_seconds": round(device_seconds(run), 2) if run.device_day_seconds else None,
+        "project": run.project or None,
+    }
+    told = {name: value for name, value in no_earlier_release.items() if value is not None}
     return {
         "name": run.task.name,
         "verdict": verdict_of(run),

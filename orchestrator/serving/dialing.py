@@ -6,6 +6,7 @@ so every one of those is dialled by itself.
 
 from __future__ import annotations
 
+import logging
 import socket
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -28,6 +29,8 @@ from warpsmith.v1 import (
     reasoning_service_pb2_grpc,
     synthesis_service_pb2_grpc,
 )
+
+log = logging.getLogger("warpsmith.orchestrator")
 
 StubT = TypeVar("StubT")
 
@@ -111,9 +114,12 @@ class Devices:
 
 
 def orchestrator_at(
-    address: str, tls: Tls | None = None, token_file: Path | None = None
+    address: str,
+    tls: Tls | None = None,
+    token_file: Path | None = None,
+    waits: Callable[[str], None] = log.info,
 ) -> optimization_service_pb2_grpc.OptimizationServiceStub:
-    """A client of an orchestrator, at `https://host` too; it shows the token of a file.
+    """A client of an orchestrator, at `https://host` too; it shows the token of a file. `waits` as in `Patience`.
 
     Raises:
         BadInput: a file of `tls` or the token cannot be read, or the token would be sent in plain text.
@@ -124,7 +130,7 @@ def orchestrator_at(
     def stub(channel: grpc.Channel) -> optimization_service_pb2_grpc.OptimizationServiceStub:
         return optimization_service_pb2_grpc.OptimizationServiceStub(tokens.showing(channel, token_file))
 
-    return dial(stub, address, tls=tls, role="orchestrator")
+    return dial(stub, address, Patience(waits=waits), tls=tls, role="orchestrator")
 
 
 def judges_at(correctness: str, benchmark: str) -> tuple[Correctness, Benchmark]:

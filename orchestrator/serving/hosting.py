@@ -48,11 +48,19 @@ MakeRun = Callable[[run_pb2.Run, Search, Story, bool], SearchRun]
 
 
 class RunHost:
-    """All runs of an orchestrator: queued, under way, and past. `owner`: in whose name; None where it has none."""
+    """All runs of an orchestrator: queued, under way, and past. `owner`: in whose name; None where it has none.
+    `may_begin` is asked before a run of a caller is queued that has so many under way; LimitReached says why not."""
 
-    def __init__(self, archive: Archive, make_run: MakeRun, at_once: int = 1, owner: Owner | None = None) -> None:
+    def __init__(
+        self,
+        archive: Archive,
+        make_run: MakeRun,
+        at_once: int = 1,
+        owner: Owner | None = None,
+        may_begin: Callable[[Caller, int], None] = lambda *_: None,
+    ) -> None:
         self._archive, self._make_run, self._owner = archive, make_run, owner
-        self._stories: dict[str, Story] = {}
+        self._may_begin, self._coming, self._stories = may_begin, threading.Lock(), dict[str, Story]()
         self.change_count = 0
         """Grows whenever a run has come or ended."""
         self._leaving = threading.Event()
@@ -73,19 +81,22 @@ class RunHost:
         """Queues a run of the caller's and returns it.
 
         Raises:
-            UnknownPlugin: no search strategy of that name; Infrastructure: the archive cannot be written, or the
-                orchestrator ends.
+            UnknownPlugin: no search strategy of that name; LimitReached: the caller has all that it may have;
+            Infrastructure: the archive cannot be written, or the orchestrator ends.
         """
         if self._leaving.is_set():
             raise ServiceGone("the orchestrator ends")
         name = search or DEFAULT_SEARCH
         plugins.load("search", name)
-        run = _new_run(task, budget, name, fresh, caller)
-        story = Story(self._archive, run)
-        self._archive.put_run(run)
-        story.run_changed(run)
-        self._enqueue(story)
-        return run
+        with self._coming:  # no two of a client at once: it has as many as it may have, and no more
+            self._require_room(caller)
+            story = _begun(self._archive, _new_run(task, budget, name, fresh, caller))
+            self._enqueue(story)
+            return story.run
+
+    def _require_room(self, caller: Caller) -> None:
+        under_way = (story for story in self._stories.copy().values() if not story.ended)
+        self._may_begin(caller, sum(story.run.user == caller.name for story in under_way))
 
     def _look(self) -> None:
         """Stops what others were asked to stop, and takes up what they left; in a thread, since that may take long."""
@@ -100,6 +111,7 @@ class RunHost:
 
         Raises:
             NotFound: no such run. BadInput: it has ended otherwise or has spent its budget, or another has it.
+            LimitReached: its user has all that one may have.
         """
         run = self.run(run_id)
         with self._taking:
@@ -107,6 +119,8 @@ class RunHost:
                 return self._stories[run.id].run
             if self._owner is None or self._leaving.is_set():
                 raise ServiceGone("this orchestrator takes up no run")
+            with self._coming:
+                self._require_room(Caller(run.user, project=run.project))
             return self._go_on(taking_up.resumed(self._archive, self._owner, run)).run
 
     def _go_on(self, story: Story) -> Story:
@@ -256,17 +270,7 @@ class RunHost:
         run = run_pb2.Run()
         run.CopyFrom(story.run)
         try:
-            if story.cancelled and not story.trials:
-                _end(story, run, run_pb2.RUN_STATE_CANCELLED, "stopped by the user before it began")
-                return True
-            strategy: Search = plugins.load("search", run.plugins["search"] or DEFAULT_SEARCH)
-            conductor = self._make_run(run, strategy, story, run.fresh)
-            story.conductor = conductor
-            if story.cancelled:
-                conductor.cancel()
-            if self._leaving.is_set():
-                conductor.leave()
-            conductor.execute()
+            _conduct(story, run, self._make_run, self._leaving)
         except RunLost:
             pass
         except Exception as error:  # whatever it is, the run has ended and its watchers must hear so
@@ -298,6 +302,21 @@ class RunHost:
                 self._owner.note(run_id, **columns)
 
 
+def _conduct(story: Story, run: run_pb2.Run, make_run: MakeRun, leaving: threading.Event) -> None:
+    """Goes on with a run to its end, or until it is left."""
+    if story.cancelled and not story.trials:
+        _end(story, run, run_pb2.RUN_STATE_CANCELLED, "stopped by the user before it began")
+        return
+    strategy: Search = plugins.load("search", run.plugins["search"] or DEFAULT_SEARCH)
+    conductor = make_run(run, strategy, story, run.fresh)
+    story.conductor = conductor
+    if story.cancelled:
+        conductor.cancel()
+    if leaving.is_set():
+        conductor.leave()
+    conductor.execute()
+
+
 def _fail(story: Story, run: run_pb2.Run, message: str) -> None:
     """Ends a run as failed, with the best of its trials as it was screened."""
     finalists.keep_best(run, story.trials)
@@ -316,6 +335,14 @@ def _new_run(task: task_pb2.Task, budget: run_pb2.Budget, search: str, fresh: bo
         user=caller.name,
         project=caller.project,
     )
+
+
+def _begun(archive: Archive, run: run_pb2.Run) -> Story:
+    """The story of a new run, which is in the archive then."""
+    story = Story(archive, run)
+    archive.put_run(run)
+    story.run_changed(run)
+    return story
 
 
 async def _archived(

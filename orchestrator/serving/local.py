@@ -25,11 +25,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
 
-from warpsmith import local_sockets, tokens
+from warpsmith import local_sockets, settings, tokens
 from warpsmith.errors import BadInput, Infrastructure
 from warpsmith.sandbox import private_files, trees
 from warpsmith.service import is_reachable, wait_until_healthy
 from warpsmith.settings import TLS_VARIABLES
+from warpsmith.transport import Tls
 
 MODULES: Mapping[str, str] = {
     "benchmark": "gpu_bench",
@@ -127,7 +128,8 @@ class LocalServices:
     """The six services of one machine, from `start` to `stop`. A context manager.
 
     `listen`: where the orchestrator listens too, with mutual TLS, for commands elsewhere: the host and the port.
-    `stays`: whether it takes up runs that others have left, as one does that serves more than its own command.
+    `stays`: whether it serves more than its own command: it takes up runs that others have left, and where the
+    environment has the files of mutual TLS, its sockets are served by that too.
     """
 
     def __init__(
@@ -144,6 +146,7 @@ class LocalServices:
         self._scratch: Path | None = None
         """Of all services: what one that was killed has left there goes with it."""
         self._environment = dict(environment or {})
+        self._tls = settings.read(self._variables()).tls if stays else None
         named = {name: self._variables().get(_address_variable(name), "") for name in REPLACEABLE}
         self._elsewhere = {name: address for name, address in named.items() if address and name in modules}
         self._children: dict[str, _Child] = {}
@@ -167,7 +170,7 @@ class LocalServices:
         except OSError as error:
             raise BadInput(f"{self._runs}: cannot be written ({error.strerror}); {REMEDY}") from error
         for name, address in self._elsewhere.items():
-            if not is_reachable(address, REACH_SECONDS):
+            if not is_reachable(address, REACH_SECONDS, self._tls, name):
                 raise BadInput(f"the {name} service at {address} does not answer: start it first, or name another")
         try:
             self._sockets = local_sockets.make_folder()
@@ -179,7 +182,7 @@ class LocalServices:
                     self._spawn(name)
             self._await_ports(self._children)
             for name, child in self._children.items():
-                if not wait_until_healthy(child.address, START_SECONDS):
+                if not wait_until_healthy(child.address, START_SECONDS, self._tls):
                     raise self._failure(name)
             self._publish()
         except BaseException:
@@ -226,7 +229,7 @@ class LocalServices:
         self._spawn(name, again=True)
         try:
             self._await_ports([name])
-            if not wait_until_healthy(self._children[name].address, START_SECONDS):
+            if not wait_until_healthy(self._children[name].address, START_SECONDS, self._tls):
                 raise self._failure(name)
         except BaseException:
             _signal(self._children[name], signal.SIGKILL)
@@ -270,7 +273,7 @@ class LocalServices:
         environment = {
             **self._variables(),
             "TMPDIR": str(self._scratch),
-            "WARPSMITH_SOCKET": str(self._sockets / name),
+            "WARPSMITH_SOCKET": str(self._socket(name)),
             "WARPSMITH_HOST": listens[0] if listens else "127.0.0.1",
             "WARPSMITH_PORT": str(listens[1]) if listens else "none",
             "WARPSMITH_HEALTH_PORT": "none",
@@ -280,7 +283,8 @@ class LocalServices:
             "WARPSMITH_DRAIN_SECONDS": str(DRAIN_SECONDS),
             "WARPSMITH_RUNS": str(self._runs),
             "WARPSMITH_TAKES_UP": str(int(self._stays)),
-            **({} if listens else dict.fromkeys((*TLS_VARIABLES, tokens.VARIABLE), "")),
+            **({} if self._tls else dict.fromkeys(TLS_VARIABLES, "")),
+            **({} if listens else {tokens.VARIABLE: ""}),
             **{_address_variable(peer): child.address for peer, child in self._children.items()},
         }
         try:
@@ -297,6 +301,10 @@ class LocalServices:
             raise BadInput(f"{log}: cannot be written ({error.strerror})") from error
         self._children[name] = _Child(process, port_file, Path(output.name))
 
+    def _socket(self, name: str) -> Path:
+        assert self._sockets is not None
+        return self._sockets / (name + local_sockets.BY_TLS * (self._tls is not None))
+
     def _await_ports(self, names: Iterable[str]) -> None:
         deadline = time.monotonic() + START_SECONDS
         for name in names:
@@ -306,7 +314,7 @@ class LocalServices:
                     raise self._failure(name)
                 if child.port_file.exists():
                     child.port, metrics_port = child.port_file.read_text().split()
-                    child.address = local_sockets.address_of(child.port_file.with_name(name))
+                    child.address = local_sockets.address_of(self._socket(name))
                     child.metrics_address = f"127.0.0.1:{metrics_port}" if metrics_port != "0" else ""
                 else:
                     time.sleep(0.02)
@@ -342,7 +350,7 @@ class LocalServices:
         own = [name for name, text in self._published.items() if _text(self._runs / name) == text]
         self._published.clear()
         with contextlib.suppress(OSError):  # a full disk must not hide why services end
-            if own and _are_up(self._before.get(SERVICES_FILE, "")):
+            if own and _are_up(self._before.get(SERVICES_FILE, ""), self._tls):
                 for name in own:
                     private_files.replace(self._runs / name, self._before[name])
             else:
@@ -384,10 +392,10 @@ def _text(file: Path) -> str:
         return ""
 
 
-def _are_up(published: str) -> bool:
+def _are_up(published: str, tls: Tls | None) -> bool:
     """Whether the orchestrator of services that were published answers."""
     try:
-        return is_reachable(_orchestrator(published), 1.0)
+        return is_reachable(_orchestrator(published), 1.0, tls)
     except (LookupError, BadInput):
         return False
 

@@ -37,7 +37,7 @@ from orchestrator.web.hub import Full, Hub, Watcher
 from orchestrator.web.run_channel import RunFeed
 from orchestrator.web.submission import Busy, Desk, Form
 from warpsmith import plugins, printable
-from warpsmith.errors import BadInput, NotFound, WarpsmithError
+from warpsmith.errors import BadInput, LimitReached, NotFound, WarpsmithError
 from warpsmith.v1 import optimization_service_pb2 as messages
 from warpsmith.v1 import run_pb2, trial_pb2
 
@@ -69,6 +69,7 @@ def make(orchestrator: Optimization, access: Access) -> Guard:
     failures: dict[Any, Callable[..., Any]] = {
         NotFound: partial(_failed, 404, "Not found"),
         BadInput: partial(_failed, 422, "Refused"),
+        LimitReached: partial(_failed, 429, "Not now"),
         WarpsmithError: partial(_failed, 503, "The orchestrator cannot answer"),
         HTTPException: _refused,
         TooLarge: lambda *_: too_large(),

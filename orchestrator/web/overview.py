@@ -19,7 +19,7 @@ from orchestrator.web.hub import Channel
 from orchestrator.web.run_parts import has_ended
 from warpsmith import printable
 from warpsmith.contract import words as contract
-from warpsmith.errors import ServiceFault, WarpsmithError
+from warpsmith.errors import MethodMissing, WarpsmithError
 from warpsmith.v1 import optimization_service_pb2 as messages
 from warpsmith.v1 import run_pb2
 
@@ -53,10 +53,8 @@ def queue_of(orchestrator: Optimization) -> messages.DescribeQueueResponse | Non
     """What waits and what is under way; None where an earlier release is asked, which does not say so."""
     try:
         return orchestrator.DescribeQueue(messages.DescribeQueueRequest(), timeout=10.0)
-    except ServiceFault as error:
-        if "UNIMPLEMENTED" in str(error):
-            return None
-        raise
+    except MethodMissing:
+        return None
 
 
 def runs_of(orchestrator: Optimization, before: float = 0.0, limit: int = PAGE + 1) -> Sequence[run_pb2.Run]:

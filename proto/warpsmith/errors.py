@@ -7,6 +7,7 @@
     │   ├── TokenRefused     a server asks for a token, and the call shows none that it knows
     │   └── NotPermitted     who calls is known, and may not do this
     ├── NotFound             a run, trial or artifact that does not exist
+    ├── LimitReached         a client, or a project, has all that it may have for now
     └── Infrastructure       ours to mend; never a candidate's score
         ├── ArchiveFault     what was found cannot be kept: a full disk, a lost database
         │   └── RunLost      a run is another orchestrator's to go on with, now or at the next start
@@ -14,6 +15,8 @@
         ├── ServiceFault     a peer did not answer, or answered with an error
         │   ├── ServiceGone  nothing answers there, or not any more
         │   │   └── DeviceQuarantined  its GPU has failed a test of itself
+        │   ├── ServiceLate  no answer came in time: it is stopped, cut off or overrun
+        │   ├── MethodMissing  it is of a version that has no such method
         │   └── ModelFault   a language model gave nothing that can be used; `reason` says why
         └── WorkerFault      a jailed worker process failed its call
             ├── WorkerTimeout  no answer by the deadline; the worker was killed
@@ -61,6 +64,14 @@ class NotFound(WarpsmithError):
     """The named run, trial or artifact does not exist."""
 
 
+class LimitReached(WarpsmithError):
+    """A client, or a project, has all that it may have; `retry_seconds` says when to ask again, 0 for not at all."""
+
+    def __init__(self, message: str, *, retry_seconds: float = 0.0) -> None:
+        super().__init__(message)
+        self.retry_seconds = retry_seconds
+
+
 class Infrastructure(WarpsmithError):
     """A fault of a machine, a process or a service: never charged to a candidate."""
 
@@ -83,6 +94,14 @@ class ServiceFault(Infrastructure):
 
 class ServiceGone(ServiceFault):
     """Nothing answers at a peer's address, or it went away in the midst of a call: another try may find it again."""
+
+
+class ServiceLate(ServiceFault):
+    """A peer gave no answer in time. It may be stopped for a while, or what it was asked takes too long."""
+
+
+class MethodMissing(ServiceFault):
+    """A peer is of a version that has no such method; another try would hear the same."""
 
 
 class DeviceQuarantined(ServiceGone):
@@ -177,6 +196,7 @@ _STATUS: tuple[tuple[type[WarpsmithError], grpc.StatusCode], ...] = (
     (NotPermitted, grpc.StatusCode.PERMISSION_DENIED),
     (BadInput, grpc.StatusCode.INVALID_ARGUMENT),
     (NotFound, grpc.StatusCode.NOT_FOUND),
+    (LimitReached, grpc.StatusCode.RESOURCE_EXHAUSTED),
     (WorkerTimeout, grpc.StatusCode.ABORTED),
     (Infrastructure, grpc.StatusCode.UNAVAILABLE),
     (WarpsmithError, grpc.StatusCode.INTERNAL),
@@ -208,6 +228,12 @@ def from_status(code: grpc.StatusCode, message: str, kind: str = "") -> Warpsmit
         return DeviceQuarantined(message)
     if kind == ServiceGone.__name__ or (not kind and code in _CUT):
         return ServiceGone(message)
+    if kind == LimitReached.__name__:
+        return LimitReached(message)
+    if not kind and code is grpc.StatusCode.DEADLINE_EXCEEDED:
+        return ServiceLate(message)
+    if not kind and code is grpc.StatusCode.UNIMPLEMENTED:
+        return MethodMissing(f"{message}; the service is of an earlier version, or serves another role")
     if kind == ModelFault.__name__:
         return ModelFault(ModelReason.SERVER_DOWN, message)
     return _RAISED.get(code, ServiceFault)(message)

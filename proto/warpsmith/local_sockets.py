@@ -20,6 +20,8 @@ from warpsmith.sandbox import private_files
 SCRATCH_PREFIX = "warpsmith-scratch-"
 """How the folder begins in which all services of a command work (TMPDIR)."""
 SCHEME = "unix:"
+BY_TLS = ".tls"
+"""How the name of a socket ends at which a certificate is asked for, and shown."""
 PATH_BYTES = 107
 """Longest path of a socket; Linux keeps 108 bytes with the final zero."""
 ROOM = 60
@@ -69,6 +71,11 @@ def address_of(socket: Path) -> str:
 def is_one(address: str) -> bool:
     """Whether an address is that of a Unix socket."""
     return address.startswith(SCHEME)
+
+
+def is_by_tls(address: str) -> bool:
+    """Whether the socket of an address is served by mutual TLS."""
+    return address.endswith(BY_TLS)
 
 
 def path_of(address: str) -> Path:

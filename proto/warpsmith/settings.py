@@ -1,15 +1,18 @@
 """Everything a service reads from its environment, read once at start.
 
-Nothing that changes generated code comes from here. Addresses of peers are `WARPSMITH_<SERVICE>_ADDRESS`.
+Nothing that changes generated code comes from here. Addresses of peers are `WARPSMITH_<SERVICE>_ADDRESS`. Files of
+lines that it names, of tokens or quotas, are read again when they change, so that nothing restarts (`Lines`).
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Generic, TypeVar
 
+from warpsmith import transport
 from warpsmith.errors import BadInput
 from warpsmith.transport import Tls
 
@@ -22,8 +25,7 @@ Those that several can join are in `plugins.JOINING`."""
 ASSISTED = ("compile", "correctness")
 """Agents that a language model may help, where WARPSMITH_MODEL_ASSISTS names them; by default it helps none."""
 
-TLS_VARIABLES = ("WARPSMITH_TLS_CERTIFICATE", "WARPSMITH_TLS_KEY", "WARPSMITH_TLS_CA")
-"""PEM files of mutual TLS; all or none."""
+TLS_VARIABLES = transport.VARIABLES
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,18 @@ class ModelSettings:
 
 
 @dataclass(frozen=True)
+class ClientLimits:
+    """What one client of an orchestrator may have at once: who shows a token of one name, or a role's certificate."""
+
+    runs: int = 100
+    """Runs that have not ended."""
+    watchers: int = 1000
+    """Streams of events."""
+    request_bytes: int = 16 << 20
+    """Of one request, in bytes; the sources of a module are 8 MiB at most."""
+
+
+@dataclass(frozen=True)
 class Settings:
     """How one service process runs."""
 
@@ -55,7 +69,8 @@ class Settings:
     port: int | None = None
     """gRPC port, which any user of the machine can reach where there is no mutual TLS; 0 lets the system choose."""
     socket: Path | None = None
-    """Unix domain socket to listen at, in a folder that only we can enter; there has to be one, or a port."""
+    """Unix domain socket to listen at, in a folder that only we can enter; there has to be one, or a port. Of a name
+    that ends in `.tls`, by mutual TLS."""
     health_port: int | None = None
     """Port of a second, plaintext server with health only, for probes; None for none."""
     metrics_port: int | None = None
@@ -89,6 +104,11 @@ class Settings:
     token_file: Path | None = None
     """File with the token that callers of this service have to show, and that a command shows to an orchestrator
     elsewhere; one a line. None for no token."""
+    limits: ClientLimits = ClientLimits()
+    """What one client of the orchestrator may have at once."""
+    quota_file: Path | None = None
+    """File of the orchestrator with what projects may use of devices in a day of UTC: a line is PROJECT SECONDS, or
+    * SECONDS for every other. None for no quota."""
     trust_input: bool = False
     """Where no rung of the jail works: run the user's module unconfined, as its user asked, instead of refusing."""
 
@@ -110,7 +130,7 @@ def read(environment: Mapping[str, str] = os.environ) -> Settings:
         BadInput: a value is malformed; names the variable.
     """
     port_file, socket = environment.get("WARPSMITH_PORT_FILE"), environment.get("WARPSMITH_SOCKET")
-    token_file = environment.get("WARPSMITH_TOKEN_FILE")
+    token_file, quota_file = environment.get("WARPSMITH_TOKEN_FILE"), environment.get("WARPSMITH_QUOTA_FILE")
     return Settings(
         host=environment.get("WARPSMITH_HOST", "127.0.0.1"),
         port=_optional(environment, "WARPSMITH_PORT"),
@@ -135,6 +155,8 @@ def read(environment: Mapping[str, str] = os.environ) -> Settings:
         model_assists=_assists(environment),
         tls=_tls(environment),
         token_file=Path(token_file) if token_file else None,
+        limits=_limits(environment),
+        quota_file=Path(quota_file) if quota_file else None,
         trust_input=bool(_integer(environment, "WARPSMITH_TRUST_INPUT", 0)),
     )
 
@@ -146,6 +168,15 @@ def _tls(environment: Mapping[str, str]) -> Tls | None:
     if missing := [name for name, value in named.items() if not value]:
         raise BadInput(f"mutual TLS needs all of {', '.join(TLS_VARIABLES)}: set {', '.join(missing)} too")
     return Tls(*(Path(value) for value in named.values()))
+
+
+def _limits(environment: Mapping[str, str]) -> ClientLimits:
+    default = ClientLimits()
+    return ClientLimits(
+        runs=int(_positive(environment, "WARPSMITH_MOST_RUNS", default.runs)),
+        watchers=int(_positive(environment, "WARPSMITH_MOST_WATCHERS", default.watchers)),
+        request_bytes=int(_positive(environment, "WARPSMITH_MOST_REQUEST_BYTES", default.request_bytes)),
+    )
 
 
 def _model(environment: Mapping[str, str]) -> ModelSettings:
@@ -192,3 +223,41 @@ def _integer(environment: Mapping[str, str], name: str, default: int) -> int:
         return int(text)
     except ValueError:
         raise BadInput(f"{name}={text!r} is not a whole number") from None
+
+
+LineT = TypeVar("LineT")
+
+
+class Lines(Generic[LineT]):
+    """What the lines of a file say that a setting names, empty ones left out; it is read again when it changes.
+
+    `read` makes it of one line and raises BadInput, `kind` is what a line holds, `variable` names the file, which is
+    ASCII.
+    """
+
+    def __init__(self, file: Path, read: Callable[[str], LineT], kind: str, variable: str) -> None:
+        self.file, self._read, self._kind, self._variable = file, read, kind, variable
+        self._stamp: tuple[int, int, int] | None = None
+        self._last: tuple[LineT, ...] = ()
+        self._last = self.now()
+
+    def now(self) -> tuple[LineT, ...]:
+        """What the file says now; what it said last where it is just being replaced.
+
+        Raises:
+            BadInput: it never held a line that can be used; names it.
+        """
+        try:
+            found = self.file.stat()
+            stamp = found.st_mtime_ns, found.st_ino, found.st_size
+            if stamp != self._stamp:
+                lines = (line.strip() for line in self.file.read_text("ascii").splitlines())
+                read = tuple(self._read(line) for line in lines if line)
+                if not read:
+                    raise BadInput(f"holds no {self._kind}")
+                self._last, self._stamp = read, stamp
+        except (OSError, UnicodeDecodeError, BadInput) as error:
+            if not self._last:
+                said = error if isinstance(error, BadInput) else f"cannot be read as a {self._kind} ({error})"
+                raise BadInput(f"{self.file}: {said}; see {self._variable}") from error
+        return self._last

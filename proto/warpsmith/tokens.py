@@ -19,6 +19,7 @@ import grpc
 from warpsmith import local_sockets
 from warpsmith.errors import BadInput
 from warpsmith.permissions import Caller, Right, right_named
+from warpsmith.settings import Lines
 from warpsmith.transport import HTTPS, Tls
 
 VARIABLE = "WARPSMITH_TOKEN_FILE"
@@ -52,10 +53,7 @@ class TokenFile:
     """The tokens that a file holds, one in a line."""
 
     def __init__(self, file: Path) -> None:
-        self._file = file
-        self._stamp: tuple[int, int, int] | None = None
-        self._last: tuple[Token, ...] = ()
-        self._last = self.tokens()
+        self._lines = Lines(file, Token.read, "token", VARIABLE)
 
     def tokens(self) -> tuple[Token, ...]:
         """What the file holds now; the last where it is just being replaced.
@@ -63,20 +61,7 @@ class TokenFile:
         Raises:
             BadInput: it never held a token that can be used; names it.
         """
-        try:
-            found = self._file.stat()
-            stamp = found.st_mtime_ns, found.st_ino, found.st_size
-            if stamp != self._stamp:
-                lines = (line.strip() for line in self._file.read_text("ascii").splitlines())
-                read = tuple(Token.read(line) for line in lines if line)
-                if not read:
-                    raise BadInput("holds no token")
-                self._last, self._stamp = read, stamp
-        except (OSError, UnicodeDecodeError, BadInput) as error:
-            if not self._last:
-                said = error if isinstance(error, BadInput) else f"cannot be read as a token ({error})"
-                raise BadInput(f"{self._file}: {said}; see {VARIABLE}") from error
-        return self._last
+        return self._lines.now()
 
     def holder(self, metadata: Iterable[tuple[str, str | bytes]]) -> Caller | None:
         """Whose token a call shows; None where it shows none of the file."""

@@ -8,8 +8,10 @@ address it was found at. Who may call what is not decided here, but in `permissi
 from __future__ import annotations
 
 import re
+import ssl
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self, cast
@@ -19,8 +21,11 @@ import grpc
 from warpsmith import local_sockets
 from warpsmith.errors import BadInput
 
+VARIABLES = _CERTIFICATE, _KEY, _CA = "WARPSMITH_TLS_CERTIFICATE", "WARPSMITH_TLS_KEY", "WARPSMITH_TLS_CA"
+"""Of the environment: PEM files of mutual TLS; all or none."""
 HTTPS = "https://"
 """Before an address: by TLS, to a server whose certificate a public authority has signed for that host."""
+_NAME_OF_COMMAND = ("grpc.ssl_target_name_override", "orchestrator")
 _PLAIN = "http://"
 _PLACE = re.compile(r"(?P<host>[\w.-]+|\[[0-9a-fA-F:.]+\])(?::(?P<port>\d{1,5}))?/?")
 
@@ -51,6 +56,28 @@ class Tls:
             if self._stamp() == before:  # else they were renewed in between, and may not belong together
                 return found
 
+    def require_usable(self, role: str) -> None:
+        """Refuses files that could not serve as `role`: a connection to oneself is made, in memory.
+
+        Raises:
+            BadInput: one cannot be read, they do not belong together, or the certificate is not valid; names it.
+        """
+        self.read()
+        ours, theirs = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        try:
+            theirs.load_verify_locations(self.authority)
+        except ssl.SSLError as error:
+            raise BadInput(f"{self.authority}: holds no certificate in PEM ({error.reason}); see {_CA}") from error
+        try:
+            ours.load_cert_chain(self.certificate, self.key)
+        except ssl.SSLError as error:
+            what = f"{self.certificate} and {self.key}: are no certificate with its key in PEM ({error.reason})"
+            raise BadInput(f"{what}; see {_CERTIFICATE} and {_KEY}") from error
+        try:
+            _handshake(ours, theirs, role)
+        except ssl.SSLCertVerificationError as error:
+            raise BadInput(f"{self.certificate}: {error.verify_message}; see {_CERTIFICATE} and {_CA}") from error
+
     def changed(self, last: Identity) -> Identity:
         """What the files hold now; the last where nothing changed, or where they are just being replaced."""
         if self._stamp() == last.stamp:
@@ -65,6 +92,19 @@ class Tls:
 
     def _stamp(self) -> tuple[tuple[int, int, int] | None, ...]:
         return tuple(_stamp(each) for each in self._files())
+
+
+def _handshake(server: ssl.SSLContext, client: ssl.SSLContext, role: str) -> None:
+    """Both ends of a connection say in turn what they have to, until the client is content."""
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    called = client.wrap_bio(to_client, to_server, server_hostname=role)
+    serving = server.wrap_bio(to_server, to_client, server_side=True)
+    while True:
+        try:
+            return called.do_handshake()
+        except ssl.SSLWantReadError:
+            with suppress(ssl.SSLWantReadError):
+                serving.do_handshake()
 
 
 def _stamp(file: Path) -> tuple[int, int, int] | None:
@@ -113,12 +153,14 @@ def _configuration(identity: Identity) -> grpc.ServerCertificateConfiguration:
 def channel(address: str, options: Sequence[tuple[str, Any]], tls: Tls | None, role: str) -> grpc.Channel:
     """A channel to `address`, in plain text without `tls`; with it, only to a server whose certificate names `role`.
 
-    A Unix socket needs no certificate: it has to be one that no other user could have put there. With `https://` before
-    it, the server has to show a certificate for its host from an authority of gRPC's own list, or of the file that
-    GRPC_DEFAULT_SSL_ROOTS_FILE_PATH names; `tls` and `role` do not count there, nor with `http://`.
+    A Unix socket has to be one that no other user could have put there, and needs no certificate, unless its name says
+    so (`local_sockets.is_by_tls`): then those behind it are one command's, which shows its orchestrator's. With
+    `https://` before it, the server has to show a certificate for its host from an authority of gRPC's own list, or of
+    the file that GRPC_DEFAULT_SSL_ROOTS_FILE_PATH names; `tls` and `role` do not count there, nor with `http://`.
 
     Raises:
-        BadInput: a file of `tls` cannot be read, the socket or the port is another user's, or the address is malformed.
+        BadInput: a file of `tls` cannot be read, or there is none and the socket wants a certificate; the socket or the
+            port is another user's, or the address is malformed.
     """
     if address.startswith(HTTPS):
         return grpc.secure_channel(_place(address, HTTPS, "443"), grpc.ssl_channel_credentials(), options=options)
@@ -126,7 +168,11 @@ def channel(address: str, options: Sequence[tuple[str, Any]], tls: Tls | None, r
         return channel(_place(address, _PLAIN, "80"), options, None, role)
     if local_sockets.is_one(address):
         local_sockets.require_own(address)
-        return grpc.insecure_channel(address, options=options)
+        if not local_sockets.is_by_tls(address):
+            return grpc.insecure_channel(address, options=options)
+        if tls is None:
+            raise BadInput(f"{address}: is served by mutual TLS: set {', '.join(VARIABLES)} as for its `warpsmith up`")
+        return _RenewedChannel(address, [*options, _NAME_OF_COMMAND], tls)
     if tls is None:
         local_sockets.require_own_port(address)
         return grpc.insecure_channel(address, options=options)

@@ -12,18 +12,34 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from orchestrator import testing
+from orchestrator.archive import Archive
 from warpsmith.sandbox import jail_init
+from warpsmith.v1 import run_pb2
 
 AGENTS = ("reasoning", "synthesis", "compile", "correctness", "benchmark")
 COMMAND = "from orchestrator.commands.cli import main; main()"
 FAKED_SERVICES = """
+import signal
 from functools import partial
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell in the background has it ignored
 from orchestrator.commands import client, up_command
 modules = {name: f"faked_{name}" for name in ("benchmark", "reasoning", "synthesis", "compile", "correctness")}
 for place in (client, up_command):
-    place.LocalServices = partial(place.LocalServices, modules=modules | {"orchestrator": "orchestrator"})
+    place.LocalServices = partial(place.LocalServices, modules=modules | {"orchestrator": "impatient_orchestrator"})
 """
 """Before a command: its agents are those of `fake_service`, each a process; its orchestrator is the real one."""
+IMPATIENT = """
+import os
+from orchestrator import agents
+if seconds := os.environ.get("DEADLINE_SECONDS"):
+    for name in [name for name in vars(agents) if name.endswith("_SECONDS") and name != "AWAY_SECONDS"]:
+        setattr(agents, name, float(seconds))
+import orchestrator.__main__
+"""
+"""An orchestrator that waits for each answer of an agent as long as the environment says, minutes without."""
+TRIALS = 60
+"""Of a search that is long enough for something to happen in it."""
 MODULE = "import torch\nclass Model(torch.nn.Module):\n    def forward(self, x):\n        return x * 2\n"
 MODULE += "def get_inputs(): return [torch.rand(16, 16)]\n"
 
@@ -45,6 +61,11 @@ def find(ancestor: int, words: str) -> int:
     return 0
 
 
+def module_of(service: str) -> str:
+    """The module that a service of a place is started from."""
+    return "impatient_orchestrator" if service == "orchestrator" else f"faked_{service}"
+
+
 @dataclass
 class Command:
     """`warpsmith ARGUMENTS` under way, its output in a file."""
@@ -64,8 +85,7 @@ class Command:
 
     def kill_service(self, name: str, number: int = signal.SIGKILL) -> None:
         """Sends a signal to the service that it has started now."""
-        module = "orchestrator" if name == "orchestrator" else f"faked_{name}"
-        found = find(self.process.pid, f"-m {module}")
+        found = find(self.process.pid, f"-m {module_of(name)}")
         assert found, self.said
         os.kill(found, number)
 
@@ -88,6 +108,7 @@ class Place:
         for name in AGENTS:
             text = f"from orchestrator.serving.fake_service import serve_role\n\nserve_role({name!r})\n"
             (self.path / f"faked_{name}.py").write_text(text)
+        (self.path / "impatient_orchestrator.py").write_text(IMPATIENT)
 
     def start(self, *arguments: str) -> Command:
         """Starts `warpsmith ARGUMENTS`."""
@@ -116,3 +137,33 @@ def place(path: Path, **environment: str) -> Iterator[Place]:
         for command in made.commands:
             if command.process.poll() is None:
                 command.end()
+
+
+def up(here: Place, *more: str) -> Command:
+    """Services that are up."""
+    started = here.start("up", *more)
+    started.wait_for("unix:", 7)
+    return started
+
+
+def optimize(here: Place, *more: str) -> Command:
+    """A search under way."""
+    started = here.start(
+        "optimize", "good.py", "--target", "cpu", "--budget", "5m", "--trials", str(TRIALS), "--fresh", *more
+    )
+    started.wait_for("good #3 ")
+    return started
+
+
+def require_result(here: Place, command: Command) -> None:
+    """The command ends with a kernel, and its run has all of its trials once."""
+    assert command.process.wait(120) == 0, command.said
+    archive = Archive.in_directory(here.path / "runs")
+    (run,) = archive.runs()
+    trials = archive.trials(run.id)
+    archive.close()
+    assert run.state == run_pb2.RUN_STATE_FASTER, run.message
+    assert len({trial.candidate.program.digest for trial in trials}) == len(trials) == run.trial_count == TRIALS
+    assert len(set(map(testing.name_of, run.best.candidate.moves))) == len(run.best.candidate.moves) > 1
+    for number in range(1, TRIALS + 1):
+        assert command.said.count(f"good #{number} ") == 1, command.said

@@ -2,56 +2,28 @@
 
 from __future__ import annotations
 
+import re
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import grpc
 import pytest
-from processes import AGENTS, Command, Place, find, place
+from authority import Authority
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from processes import AGENTS, Place, find, optimize, place, require_result, up
 
-from orchestrator import testing
 from orchestrator.archive import Archive
-from warpsmith.v1 import run_pb2
+from warpsmith.settings import TLS_VARIABLES
+from warpsmith.transport import Tls
 
 pytestmark = pytest.mark.faults
-
-TRIALS = "60"
 
 
 @pytest.fixture
 def here(tmp_path: Path) -> Iterator[Place]:
     with place(tmp_path, FAKE_CALL_SECONDS="0.03") as made:
         yield made
-
-
-def up(here: Place) -> Command:
-    """Services that are up."""
-    started = here.start("up")
-    started.wait_for("unix:", 7)
-    return started
-
-
-def optimize(here: Place, *more: str) -> Command:
-    """A search under way."""
-    started = here.start(
-        "optimize", "good.py", "--target", "cpu", "--budget", "5m", "--trials", TRIALS, "--fresh", *more
-    )
-    started.wait_for("good #3 ")
-    return started
-
-
-def require_result(here: Place, command: Command) -> None:
-    """The command ends with a kernel, and its run has all of its trials once."""
-    assert command.process.wait(120) == 0, command.said
-    archive = Archive.in_directory(here.path / "runs")
-    (run,) = archive.runs()
-    trials = archive.trials(run.id)
-    archive.close()
-    assert run.state == run_pb2.RUN_STATE_FASTER, run.message
-    assert len({trial.candidate.program.digest for trial in trials}) == len(trials) == run.trial_count == int(TRIALS)
-    assert len(set(map(testing.name_of, run.best.candidate.moves))) == len(run.best.candidate.moves) > 1
-    for number in range(1, int(TRIALS) + 1):
-        assert command.said.count(f"good #{number} ") == 1, command.said
 
 
 def test_every_service_of_up_is_killed_in_turn_and_a_watched_run_ends_with_its_result(here: Place) -> None:
@@ -78,6 +50,27 @@ def test_up_is_ended_and_started_again_and_a_watched_run_goes_on(here: Place, nu
     assert search.said.count("the orchestrator is away") == search.said.count("the orchestrator is back") == 1
 
 
+def test_ctrl_c_on_up_says_of_a_run_under_way_that_it_is_kept_and_the_next_up_goes_on_with_it(here: Place) -> None:
+    services = up(here)
+    search = optimize(here, "--server", "runs")
+    assert services.end(signal.SIGINT) == 0, services.said
+    archive = Archive.in_directory(here.path / "runs")
+    (run,) = archive.runs()
+    count = len(archive.trials(run.id))
+    archive.close()
+    told = re.search(
+        r"run (\S+) \(good\) is left after (\d+) trials, and kept: the next `warpsmith up` goes on with it\n",
+        services.said,
+    )
+    assert told, services.said
+    assert told[1] == run.id
+    assert 3 <= int(told[2]) <= count
+    assert run.message == f"left after {count} trials: the next orchestrator takes it up"
+    up(here)
+    search.wait_for(f"taken up again after {count} trials")
+    require_result(here, search)
+
+
 def test_a_command_that_is_killed_leaves_a_run_that_only_resume_goes_on_with(here: Place) -> None:
     search = optimize(here)
     assert search.end(signal.SIGKILL) == -9
@@ -87,5 +80,53 @@ def test_a_command_that_is_killed_leaves_a_run_that_only_resume_goes_on_with(her
     assert "goes on with it" in listed.said
     resumed = here.start("resume", "last")
     resumed.wait_for("taken up again after ")
-    assert find(resumed.process.pid, "-m orchestrator")
+    assert find(resumed.process.pid, "-m impatient_orchestrator")
     require_result(here, resumed)  # who resumes is told the whole story
+
+
+def test_up_with_certificates_speaks_no_plain_text_and_takes_renewed_ones_in_the_midst_of_a_run(here: Place) -> None:
+    first = Authority("this year's")
+    tls = first.issue(here.path / "tls", "orchestrator")
+    here.environment = {
+        **here.environment,
+        **dict(zip(TLS_VARIABLES, map(str, (tls.certificate, tls.key, tls.authority)), strict=True)),
+    }
+    services = up(here, "--listen", "127.0.0.1:0")
+    places = [line.split()[-1] for line in services.said.splitlines() if "  " in line]
+    assert len(places) == len(AGENTS) + 2
+    search = optimize(here, "--server", "runs")
+    for each in places:
+        with grpc.insecure_channel(each) as plain, pytest.raises(grpc.RpcError) as refused:
+            health_pb2_grpc.HealthStub(plain).Check(health_pb2.HealthCheckRequest())
+        assert refused.value.code() is grpc.StatusCode.UNAVAILABLE, each  # type: ignore[attr-defined]
+    old = tls.certificate.read_bytes()
+    Authority("next year's").issue(here.path / "tls", "orchestrator")
+    assert tls.certificate.read_bytes() != old
+    services.kill_service("compile")  # whoever calls it again connects anew, with the new ones
+    services.wait_for("it is started again now")
+    require_result(here, search)
+    listed = here.start("runs", "--server", places[-1])
+    assert listed.process.wait(60) == 0, listed.said
+    assert services.end() == 143
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (lambda tls: tls.key.unlink(), r"tls\.key: cannot be read \(No such file or directory\); see WARPSMITH_TLS_"),
+        (lambda tls: tls.certificate.write_text("none"), r"tls\.key: are no certificate with its key in PEM"),
+        (lambda tls: tls.authority.write_text("none"), r"ca\.crt: holds no certificate in PEM"),
+        (lambda tls: tls.authority.write_bytes(Authority("b").certificate), r"unable to get local issuer certificate"),
+        (lambda tls: Authority("c").issue(tls.key.parent, "synthesis"), r"not valid for 'orchestrator'"),
+    ],
+)
+def test_up_says_in_one_sentence_which_certificate_it_cannot_use(
+    here: Place, spoil: Callable[[Tls], object], said: str
+) -> None:
+    tls = Authority("ours").issue(here.path / "tls", "orchestrator")
+    spoil(tls)
+    here.environment = dict(zip(TLS_VARIABLES, map(str, (tls.certificate, tls.key, tls.authority)), strict=True))
+    services = here.start("up")
+    assert services.process.wait(60) == 2, services.said
+    assert len(services.said.splitlines()) == 1
+    assert re.search(said, services.said), services.said

@@ -17,6 +17,7 @@ from gpu_bench.quarantine import Reason
 from orchestrator import metrics
 from warpsmith import service
 from warpsmith.errors import ModelReason
+from warpsmith.service.admission import LIMITS
 from warpsmith.settings import Settings
 from warpsmith.v1 import optimization_service_pb2 as api
 from warpsmith.v1 import optimization_service_pb2_grpc, run_pb2, verdict_pb2
@@ -36,10 +37,12 @@ MOST = {
     "outcome": 8 + len(ModelReason),
     "stage": len(metrics.STAGES),
     "state": len(run_pb2.RunState.keys()),
+    "limit": len(LIMITS),
     "kind": 2 + len(verdict_pb2.FailureKind.keys()),
     "task": metrics.TASK_COUNT,
     "module": 1,  # of a task in a run, and one series for each
     "run": 1,
+    "project": metrics.PROJECT_COUNT + 1,
     "tier": 3,
     "flag": 2,
     "worker": 8,

@@ -369,6 +369,7 @@ def test_dashboards_and_rules_name_only_metrics_that_the_code_exports() -> None:
     sources = "".join(
         (root / path).read_text()
         for path in (
+            "proto/warpsmith/service/admission.py",
             "proto/warpsmith/service/handlers.py",
             "proto/warpsmith/service/serving.py",
             "orchestrator/archiving/patience.py",

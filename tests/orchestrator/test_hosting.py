@@ -27,8 +27,10 @@ from orchestrator.serving.hosting import RunHost
 from orchestrator.serving.story import Story
 from orchestrator.walks import Effort
 from warpsmith import service
-from warpsmith.errors import ArchiveFault, BadInput, Infrastructure, NotFound, NotPermitted, ServiceGone
-from warpsmith.settings import Settings
+from warpsmith.errors import ArchiveFault, BadInput, Infrastructure, LimitReached, NotFound, NotPermitted, ServiceGone
+from warpsmith.permissions import Caller, Right
+from warpsmith.service.admission import Admission
+from warpsmith.settings import ClientLimits, Settings
 from warpsmith.v1 import optimization_service_pb2 as messages
 from warpsmith.v1 import optimization_service_pb2_grpc, run_pb2, trial_pb2
 
@@ -493,3 +495,27 @@ def test_of_an_ended_run_what_the_archive_could_not_take_stays_readable(
         trials = orchestrator.ListTrials(messages.ListTrialsRequest(run_id=run.id)).trials
         assert [trial.number for trial in trials] == [1]
         assert archive.trials(run.id) == []
+
+
+def test_one_client_has_so_many_runs_that_have_not_ended_and_others_have_theirs(archive: Archive) -> None:
+    release = threading.Event()
+
+    def make_run(*_: object) -> SearchRun:
+        release.wait(60)
+        raise Infrastructure("released")
+
+    host = RunHost(archive, make_run, may_begin=Admission(ClientLimits(runs=2)).require_run)
+    ann, bob = Caller("ann", Right.RUN), Caller("bob", Right.RUN)
+    try:
+        first, second = (host.create(testing.task(), BUDGET, "", False, ann) for _ in range(2))
+        with pytest.raises(LimitReached, match=r"^ann has as many runs that have not ended as one client may, 2 \(W"):
+            host.create(testing.task(), BUDGET, "", False, ann)
+        assert [run.id for run in host.runs(10, "")] == [second.id, first.id]
+        assert host.create(testing.task(), BUDGET, "", False, bob).user == "bob"
+        host.cancel(second.id)
+        release.set()
+        list(testing.heard(host.watch(second.id, 0)))
+        assert host.create(testing.task(), BUDGET, "", False, ann).user == "ann"
+    finally:
+        release.set()
+        host.close()

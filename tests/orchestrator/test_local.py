@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import grpc
 import pytest
 from authority import Authority
 
@@ -52,7 +53,7 @@ def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     note = tmp_path / "note"
     for name, body in (("good", "pass"), ("bad", "raise settings.BadInput('no compiler is here')"), ("late", "1 / 0")):
         (tmp_path / f"{name}.py").write_text(STAND_IN.format(note=note, body=body))
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
     return {"benchmark": "good", "correctness": "good"}
 
 
@@ -189,20 +190,25 @@ def test_a_service_elsewhere_that_does_not_answer_is_said(
 
 
 @pytest.mark.usefixtures("modules")
-def test_commands_elsewhere_need_a_certificate_and_those_here_none(tmp_path: Path) -> None:
+def test_services_that_stay_ask_everybody_for_a_certificate_where_there_is_one(tmp_path: Path) -> None:
     authority = Authority("test")
     tls = authority.issue(tmp_path / "tls", "orchestrator")
     environment = dict(zip(TLS_VARIABLES, map(str, (tls.certificate, tls.key, tls.authority)), strict=True))
     listen = ("127.0.0.1", 0)
     with LocalServices(
-        tmp_path / "runs", modules={"orchestrator": "good"}, listen=listen, environment=environment
+        tmp_path / "runs", modules={"orchestrator": "good"}, listen=listen, stays=True, environment=environment
     ) as services:
-        for address, shown in ((services.listening, tls), (services.address("orchestrator"), None)):
+        here = services.address("orchestrator")
+        for address in (services.listening, here):
             with pytest.raises(ServiceFault, match="UNIMPLEMENTED"):  # the stand-in has been reached
-                orchestrator_at(address, shown).GetRun(messages.GetRunRequest())
+                orchestrator_at(address, tls).GetRun(messages.GetRunRequest())
+        with grpc.insecure_channel(here) as plain, pytest.raises(grpc.RpcError, match="UNAVAILABLE"):
+            api.OptimizationServiceStub(plain).GetRun(messages.GetRunRequest())
         stub = service.dial(api.OptimizationServiceStub, services.listening, service.Patience(attempts=1))
         with pytest.raises(ServiceGone):
             stub.GetRun(messages.GetRunRequest())
+        with pytest.raises(BadInput, match=f"^{here}: is served by mutual TLS: set WARPSMITH_TLS_CERTIFICATE, "):
+            orchestrator_at(here)
 
 
 @pytest.mark.usefixtures("modules")

@@ -4,6 +4,8 @@ exceptions. Knows no particular service.
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -21,8 +23,8 @@ from tenacity import (
 
 from warpsmith import transport
 from warpsmith.contract import earlier
-from warpsmith.errors import ModelFault, WarpsmithError, from_status
-from warpsmith.service.wire import KIND, OPTIONS, TOKENS
+from warpsmith.errors import LimitReached, ModelFault, WarpsmithError, from_status
+from warpsmith.service.wire import KIND, OPTIONS, RETRY_MS, TOKENS
 from warpsmith.transport import Tls
 
 RETURNING: Sequence[tuple[str, Any]] = (
@@ -37,6 +39,8 @@ NEVER_RETRIED = frozenset({"MeasureArtifact", "CreateRun", "WatchRun", "RepairCa
 
 StubT = TypeVar("StubT")
 
+log = logging.getLogger("warpsmith")
+
 
 @dataclass(frozen=True)
 class Patience:
@@ -50,6 +54,8 @@ class Patience:
     """Longest time spent on repeated attempts."""
     gone_seconds: float = 0.0
     """How long an idempotent call is repeated, however often, while nothing answers at the address."""
+    waits: Callable[[str], None] = log.info
+    """Hears why a call waits that a server has refused for now, and for how long."""
 
 
 class _Caller(grpc.UnaryUnaryClientInterceptor, grpc.UnaryStreamClientInterceptor):
@@ -65,6 +71,8 @@ class _Caller(grpc.UnaryUnaryClientInterceptor, grpc.UnaryStreamClientIntercepto
             try:
                 return _answered(continuation, details, request)
             except grpc.RpcError as error:  # what retries cost is paid where one is needed
+                if _retry_seconds(error):  # nothing has been done yet, whatever the method
+                    return self._admitted(lambda: _answered(continuation, details, request), error)
                 if method in NEVER_RETRIED or not _is_unavailable(error):
                     raise
                 return self._asked_again(lambda: _answered(continuation, details, request), error)
@@ -88,6 +96,18 @@ class _Caller(grpc.UnaryUnaryClientInterceptor, grpc.UnaryStreamClientIntercepto
                     raise failed
                 return call()
         raise AssertionError("tenacity ends with a result or an exception")
+
+    def _admitted(self, call: Callable[[], Any], failed: grpc.RpcError) -> Any:
+        """Repeats a call that a server has refused for now whenever it says, within the budget."""
+        refused, end = failed, time.monotonic() + self._patience.budget_seconds
+        while (pause := _retry_seconds(refused)) and time.monotonic() + pause <= end:
+            self._patience.waits(f"{_details(refused)} (waiting for {pause:.0f} s)")
+            time.sleep(pause)
+            try:
+                return call()
+            except grpc.RpcError as error:
+                refused = error
+        raise refused
 
     def intercept_unary_stream(self, continuation: Callable[..., Any], details: Any, request: Any) -> Any:
         method = str(details.method).rsplit("/", 1)[-1]
@@ -133,13 +153,22 @@ def _trailing(error: grpc.RpcError, name: str) -> str:
     return next((str(value) for key, value in trailing or () if key == name), "")
 
 
+def _retry_seconds(error: grpc.RpcError) -> float:
+    """In how many seconds a server lets in whom it has refused for now; 0 for another error."""
+    shown = _trailing(error, RETRY_MS)
+    return int(shown) / 1000 if _kind(error) == LimitReached.__name__ and shown.isdecimal() else 0.0
+
+
+def _details(error: grpc.RpcError) -> str:
+    return str(error.details()) if isinstance(error, grpc.Call) else str(error)
+
+
 def _code(error: grpc.RpcError) -> grpc.StatusCode:
     return error.code() if isinstance(error, grpc.Call) else grpc.StatusCode.UNKNOWN
 
 
 def _translated(error: grpc.RpcError, method: str) -> WarpsmithError:
-    details = error.details() if isinstance(error, grpc.Call) else str(error)
-    code = _code(error)
+    code, kind = _code(error), _kind(error)
     expected = code in (
         grpc.StatusCode.INVALID_ARGUMENT,
         grpc.StatusCode.FAILED_PRECONDITION,
@@ -147,7 +176,11 @@ def _translated(error: grpc.RpcError, method: str) -> WarpsmithError:
         grpc.StatusCode.UNAUTHENTICATED,
         grpc.StatusCode.PERMISSION_DENIED,
     )
-    made = from_status(code, str(details) if expected else f"{method}: {code.name}: {details}", _kind(error))
+    is_sentence = expected or kind == LimitReached.__name__
+    details = _details(error)
+    made = from_status(code, details if is_sentence else f"{method}: {code.name}: {details}", kind)
+    if isinstance(made, LimitReached):
+        made.retry_seconds = _retry_seconds(error)
     tokens = _trailing(error, TOKENS)
     made.model_tokens = int(tokens) if tokens.isdecimal() else 0
     return made
@@ -179,9 +212,9 @@ def dial(
     return stub(grpc.intercept_channel(channel, _Caller(patience)))
 
 
-def is_reachable(address: str, seconds: float) -> bool:
-    """Whether a gRPC server answers at `address` within the time, whatever it serves."""
-    with transport.channel(address, (), None, "") as channel:
+def is_reachable(address: str, seconds: float, tls: Tls | None = None, role: str = "") -> bool:
+    """Whether a gRPC server answers at `address` within the time, whatever it serves; `tls`, `role` as for `dial`."""
+    with transport.channel(address, (), tls, role) as channel:
         try:
             grpc.channel_ready_future(channel).result(timeout=seconds)
         except grpc.FutureTimeoutError:
@@ -189,9 +222,9 @@ def is_reachable(address: str, seconds: float) -> bool:
     return True
 
 
-def wait_until_healthy(address: str, seconds: float) -> bool:
+def wait_until_healthy(address: str, seconds: float, tls: Tls | None = None) -> bool:
     """Whether the service at `address` says that it serves, within the time."""
-    with transport.channel(address, (), None, "") as channel:
+    with transport.channel(address, (), tls, "") as channel:
         stub: Any = health_pb2_grpc.HealthStub(channel)
         try:
             reply = stub.Check(health_pb2.HealthCheckRequest(), timeout=seconds, wait_for_ready=True)

@@ -9,7 +9,7 @@ import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import aclosing
+from contextlib import ExitStack, aclosing
 from typing import Any
 
 import grpc
@@ -18,18 +18,25 @@ from prometheus_client import Counter, Gauge, Histogram
 
 from warpsmith import permissions
 from warpsmith.contract import earlier
-from warpsmith.errors import TokenRefused, WarpsmithError, to_status
+from warpsmith.errors import BadInput, LimitReached, ServiceGone, TokenRefused, WarpsmithError, to_status
 from warpsmith.permissions import UNASKED, Caller
-from warpsmith.service.wire import KIND, TOKENS
+from warpsmith.service.admission import Admission
+from warpsmith.service.wire import KIND, RETRY_MS, TOKENS
 from warpsmith.tokens import REFUSED, TokenFile
 
 log = logging.getLogger("warpsmith")
+
+SILENT_SECONDS = 30.0
+"""How long a call may be open before its request has come."""
+SLOW_SECONDS = 60.0
+"""How long a reader of a stream may take nothing of it; what waits meanwhile is little, gRPC's window."""
 
 _calls = Counter(
     "warpsmith_grpc_calls_total", "Calls answered, by method and status code.", ["service", "method", "code"]
 )
 _active = Gauge("warpsmith_grpc_calls_active", "Calls that are being answered now.", ["service", "method"])
 _waiting = Gauge("warpsmith_grpc_calls_waiting", "Calls that wait for a free thread of the service.", ["service"])
+slow_readers = Counter("warpsmith_slow_readers_total", "Streams ended because their reader took nothing for too long.")
 _seconds = Histogram(
     "warpsmith_grpc_call_duration_seconds",
     "Time to answer a call, by method.",
@@ -67,12 +74,15 @@ class Translate(grpc.aio.ServerInterceptor):
     """Counts and times each call, and turns exceptions of the tree into status codes.
 
     A method that gives one answer runs in one of the threads, unless it is asynchronous; a stream is an asynchronous
-    generator, and holds none.
+    generator, and holds none. Nor does a call whose request does not come, or who does not read: both are ended.
     """
 
-    def __init__(self, service: str, threads: Threads, holders: TokenFile | None) -> None:
-        """`holders`: of the tokens that callers have to show; None where they need none."""
-        self._service, self._threads, self._holders = service, threads, holders
+    def __init__(
+        self, service: str, threads: Threads, holders: TokenFile | None, admission: Admission | None = None
+    ) -> None:
+        """`holders`: of the tokens that callers have to show; None where they need none. `admission`: what each client
+        may have; None for no limit."""
+        self._service, self._threads, self._holders, self._admission = service, threads, holders, admission
 
     async def intercept_service(
         self, continuation: Callable[[Any], Awaitable[Any]], details: grpc.HandlerCallDetails
@@ -84,9 +94,9 @@ class Translate(grpc.aio.ServerInterceptor):
             is_refused = self._holders is not None and self._holders.holder(details.invocation_metadata or ()) is None
             return grpc.stream_stream_rpc_method_handler(_refuse) if is_refused else handler
         make, answer = (
-            (grpc.unary_stream_rpc_method_handler, self._streaming(handler.unary_stream, details.method))
+            (grpc.stream_stream_rpc_method_handler, self._streaming(handler.unary_stream, details.method))
             if handler.response_streaming
-            else (grpc.unary_unary_rpc_method_handler, self._unary(handler.unary_unary, details.method))
+            else (grpc.stream_unary_rpc_method_handler, self._unary(handler.unary_unary, details.method))
         )
         return make(
             answer,
@@ -108,9 +118,10 @@ class Translate(grpc.aio.ServerInterceptor):
     def _unary(self, inner: Callable[[Any, Any], Any], path: str) -> Callable[[Any, Any], Awaitable[Any]]:
         method = path.rpartition("/")[2]
 
-        async def answer(request: Any, context: Any) -> Any:
+        async def answer(requests: AsyncIterator[Any], context: Any) -> Any:
             call = Call(context)
             account = _Account(self._service, method, call)
+            request: Any = None
 
             def in_thread() -> Any:
                 with account:
@@ -118,6 +129,7 @@ class Translate(grpc.aio.ServerInterceptor):
 
             try:
                 call.caller = self._caller(path, context)
+                request = await self._request(requests, call)
                 if not inspect.iscoroutinefunction(inner):
                     return await asyncio.wrap_future(self._threads.submit(in_thread))
                 with account:
@@ -126,25 +138,54 @@ class Translate(grpc.aio.ServerInterceptor):
                 call.is_left = True
                 raise
             except Exception as error:
-                await _abort(context, method, error)
+                await _abort(context, method, error, call)
 
         return answer
 
-    def _streaming(self, inner: Callable[[Any, Any], Any], path: str) -> Callable[[Any, Any], AsyncIterator[Any]]:
+    async def _request(self, requests: AsyncIterator[Any], call: Call) -> Any:
+        """The message of a call; raises BadInput where none comes, and LimitReached where it is too large."""
+        try:
+            async with asyncio.timeout(SILENT_SECONDS):
+                request = await anext(requests)
+        except (TimeoutError, StopAsyncIteration):
+            raise BadInput(f"the call has sent no request within {SILENT_SECONDS:.0f} s") from None
+        if self._admission is not None:
+            self._admission.require_size(call.caller, request.ByteSize())
+        return request
+
+    def _streaming(self, inner: Callable[[Any, Any], Any], path: str) -> Callable[[Any, Any], Awaitable[None]]:
         method = path.rpartition("/")[2]
 
-        async def answer(request: Any, context: Any) -> AsyncIterator[Any]:
+        async def answer(requests: AsyncIterator[Any], context: Any) -> None:
             call = Call(context)
             try:
-                with _Account(self._service, method, call):
+                with _Account(self._service, method, call), ExitStack() as held:
                     call.caller = self._caller(path, context)
+                    request = await self._request(requests, call)
+                    if self._admission is not None:
+                        held.enter_context(self._admission.watching(call.caller))
                     async with aclosing(inner(request, call)) as responses:
                         async for response in responses:
-                            yield response
+                            await _sent(context, response, call)
             except Exception as error:
-                await _abort(context, method, error)
+                await _abort(context, method, error, call)
 
         return answer
+
+
+async def _sent(context: Any, response: Any, call: Call) -> None:
+    """Hands over one message of a stream; raises ServiceGone where its reader takes nothing for too long."""
+    try:
+        async with asyncio.timeout(SLOW_SECONDS):
+            await context.write(response)
+    except grpc.aio.InternalError:  # what was being sent has lost its connection
+        call.is_left = True
+        raise asyncio.CancelledError from None
+    except TimeoutError:
+        slow_readers.inc()
+        call.is_left = True
+        why = f"its reader took nothing for {SLOW_SECONDS:.0f} s: ask again from its last message"
+        raise ServiceGone(why) from None
 
 
 async def _refuse(_: Any, context: Any) -> None:
@@ -162,7 +203,17 @@ class Call:
         remaining = context.time_remaining()
         self._deadline = math.inf if remaining is None else time.monotonic() + remaining
         self.is_left = False
-        """Whether the caller no longer waits."""
+        """Whether the caller no longer waits, or does not read."""
+
+        self.is_missing = False
+        """Whether the servicer lacks the method."""
+
+    def set_code(self, code: grpc.StatusCode) -> None:
+        """What the generated servicer says of a method that it was not given, before it raises."""
+        self.is_missing = code is grpc.StatusCode.UNIMPLEMENTED
+
+    def set_details(self, details: str) -> None:
+        """The same in words, which nobody needs."""
 
     @property
     def is_late(self) -> bool:
@@ -187,7 +238,7 @@ class _Account:
         _active.labels(*self._labels).inc()
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        code = _code(error)
+        code = grpc.StatusCode.UNIMPLEMENTED if self._call.is_missing else _code(error)
         if self._call.is_left or isinstance(error, GeneratorExit | asyncio.CancelledError):
             code = grpc.StatusCode.DEADLINE_EXCEEDED if self._call.is_late else grpc.StatusCode.CANCELLED
         _active.labels(*self._labels).dec()
@@ -201,14 +252,18 @@ def _code(error: BaseException | None) -> grpc.StatusCode:
     return to_status(error) if isinstance(error, WarpsmithError) else grpc.StatusCode.INTERNAL
 
 
-async def _abort(context: Any, method: str, error: Exception) -> None:
+async def _abort(context: Any, method: str, error: Exception, call: Call) -> None:
     """Ends a call with the status of what its method raised."""
+    if call.is_missing:
+        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "is not served here")
     shown, metadata = f"{type(error).__name__}: {error}", [(KIND, type(error).__name__)]
     if isinstance(error, WarpsmithError):
         log.info("%s: %s", method, shown)
         shown = str(error)
         if error.model_tokens:
             metadata.append((TOKENS, str(error.model_tokens)))
+        if isinstance(error, LimitReached) and error.retry_seconds:
+            metadata.append((RETRY_MS, f"{error.retry_seconds * 1000:.0f}"))
     else:
         log.error("%s failed", method, exc_info=error)
     await context.abort(_code(error), shown, tuple(metadata))

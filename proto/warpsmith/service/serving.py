@@ -30,6 +30,7 @@ from warpsmith.sandbox import jail, private_files
 from warpsmith.service import handlers
 from warpsmith.service.wire import LIVENESS, OPTIONS
 from warpsmith.settings import Settings
+from warpsmith.transport import Tls
 
 log = logging.getLogger("warpsmith")
 
@@ -38,6 +39,12 @@ ResultT = TypeVar("ResultT")
 CONNECTION_AGE_MS = 30_000
 """After so long a server has its clients connect anew, and a client looks up the name again: without it, replicas that
 are added get no calls. Calls under way end where they are."""
+KEEPALIVE: Sequence[tuple[str, int]] = (
+    ("grpc.keepalive_time_ms", 30_000),
+    ("grpc.keepalive_timeout_ms", 20_000),
+    ("grpc.http2.max_pings_without_data", 0),
+)
+"""A client that is stopped or cut off answers no ping, and its connection is ended, with the calls that it held."""
 
 
 @functools.cache
@@ -101,7 +108,8 @@ def start(name: str, add: Callable[[Any, Any], None], servicer: Any, settings: S
 
     `add` is the generated `add_…Servicer_to_server`. Methods that give one answer run in threads, streams are
     asynchronous generators. A servicer's `leave()` is called before the drain, `close()` after it. One that may find
-    itself unfit has `when_unfit(tell)`: after `tell()` it lives on, and is not ready for calls.
+    itself unfit has `when_unfit(tell)`: after `tell()` it lives on, and is not ready for calls. What one client may
+    have is said by its `admission`.
 
     Raises:
         BadInput: neither a socket nor a port is named, a port is in use, a socket's folder is not private, or a
@@ -123,8 +131,8 @@ async def _started(
 ) -> Serving:
     threads = handlers.Threads(settings.thread_count, name)
     server = grpc.aio.server(
-        interceptors=[handlers.Translate(name, threads, holders)],
-        options=[*OPTIONS, ("grpc.max_connection_age_ms", CONNECTION_AGE_MS)],
+        interceptors=[handlers.Translate(name, threads, holders, getattr(servicer, "admission", None))],
+        options=[*OPTIONS, *KEEPALIVE, ("grpc.max_connection_age_ms", CONNECTION_AGE_MS)],
     )
     add(servicer, server)
     state = health.aio.HealthServicer()
@@ -192,7 +200,11 @@ def _reflect(name: str, server: grpc.aio.Server, stub_modules: Sequence[str]) ->
 def _listen(server: grpc.aio.Server, settings: Settings) -> int:
     """Binds the socket, where there is one, and then the port, where there is one; gives the port, or 0."""
     if settings.socket is not None:
-        _bind(server, local_sockets.address_of(local_sockets.place_for(settings.socket)))
+        address = local_sockets.address_of(local_sockets.place_for(settings.socket))
+        by_tls = local_sockets.is_by_tls(address)
+        if by_tls and settings.tls is None:
+            raise BadInput(f"{address}: is to be served by mutual TLS: set {', '.join(transport.VARIABLES)}")
+        _bind(server, address, settings.tls if by_tls else None)
     if settings.port is None:
         if settings.socket is None:
             raise BadInput(
@@ -200,11 +212,11 @@ def _listen(server: grpc.aio.Server, settings: Settings) -> int:
                 "WARPSMITH_PORT to a port, which any user of the machine can reach where there is no mutual TLS"
             )
         return 0
-    credentials = transport.server_credentials(settings.tls) if settings.tls else None
-    return _bind(server, f"{settings.host}:{settings.port}", credentials)
+    return _bind(server, f"{settings.host}:{settings.port}", settings.tls)
 
 
-def _bind(server: grpc.aio.Server, place: str, credentials: grpc.ServerCredentials | None = None) -> int:
+def _bind(server: grpc.aio.Server, place: str, tls: Tls | None = None) -> int:
+    credentials = transport.server_credentials(tls) if tls else None  # of each place its own
     try:
         bound = server.add_secure_port(place, credentials) if credentials else server.add_insecure_port(place)
     except RuntimeError:

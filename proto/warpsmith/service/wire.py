@@ -19,5 +19,8 @@ LIVENESS = "liveness"
 
 KIND = "warpsmith-error"
 """Trailing metadata: the class of the exception that a servicer raised. A status without it is gRPC's own."""
+RETRY_MS = "grpc-retry-pushback-ms"
+"""Trailing metadata of gRPC's own ("server pushback"): in how many milliseconds to ask again; absent where it is
+nothing to wait for."""
 TOKENS = "warpsmith-model-tokens"
 """Trailing metadata: tokens that a language model took before that exception; absent where there are none."""
