@@ -60,12 +60,12 @@ class RunHost:
         may_begin: Callable[[Caller, int], None] = lambda *_: None,
     ) -> None:
         self._archive, self._make_run, self._owner = archive, make_run, owner
-        self._may_begin, self._coming, self._stories = may_begin, threading.Lock(), dict[str, Story]()
+        self._may_begin, self._stories = may_begin, dict[str, Story]()
         self.change_count = 0
         """Grows whenever a run has come or ended."""
         self._leaving = threading.Event()
-        self._taking = threading.Lock()
-        """Held by who makes a run another had its own."""
+        self._coming, self._taking = threading.Lock(), threading.Lock()
+        """Held by who begins a run, and by who makes one its own that another had."""
         self._queue: queue.Queue[Story | None] = queue.Queue()
         self._threads = [threading.Thread(target=self._work, name="runs", daemon=True) for _ in range(at_once)]
         for thread in self._threads:
@@ -90,13 +90,10 @@ class RunHost:
         plugins.load("search", name)
         with self._coming:  # no two of a client at once: it has as many as it may have, and no more
             self._require_room(caller)
-            story = _begun(self._archive, _new_run(task, budget, name, fresh, caller))
-            self._enqueue(story)
-            return story.run
+            return self._enqueue(_begun(self._archive, _new_run(task, budget, name, fresh, caller))).run
 
     def _require_room(self, caller: Caller) -> None:
-        under_way = (story for story in self._stories.copy().values() if not story.ended)
-        self._may_begin(caller, sum(story.run.user == caller.name for story in under_way))
+        self._may_begin(caller, sum(s.run.user == caller.name and not s.ended for s in self._stories.copy().values()))
 
     def _look(self) -> None:
         """Stops what others were asked to stop, and takes up what they left; in a thread, since that may take long."""
@@ -115,13 +112,13 @@ class RunHost:
         """
         run = self.run(run_id)
         with self._taking:
-            if run.id in self._stories:
-                return self._stories[run.id].run
+            if story := self._stories.get(run.id):
+                return story.run
             if self._owner is None or self._leaving.is_set():
                 raise ServiceGone("this orchestrator takes up no run")
             with self._coming:
                 self._require_room(Caller(run.user, project=run.project))
-            return self._go_on(taking_up.resumed(self._archive, self._owner, run)).run
+                return self._go_on(taking_up.resumed(self._archive, self._owner, run)).run
 
     def _go_on(self, story: Story) -> Story:
         """Queues a run that was another's, or ends it where it never gets on."""
@@ -132,14 +129,14 @@ class RunHost:
             return story
         story.run_changed(run)
         metrics.runs_taken_up.inc()
-        self._enqueue(story)
-        return story
+        return self._enqueue(story)
 
-    def _enqueue(self, story: Story) -> None:
+    def _enqueue(self, story: Story) -> Story:
         self._stories[story.run.id] = story
         self.change_count += 1
         metrics.active_runs.inc()
         self._queue.put(story)
+        return story
 
     # ---- looking -------------------------------------------------------------------------------------
 
