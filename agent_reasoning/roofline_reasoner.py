@@ -104,12 +104,14 @@ class RooflineReasoner:
 def _whole_plans_early(ranked: Sequence[_Option]) -> list[_Option]:
     """The options with the best plan of kernels throughout as the module lies, and the best laid out anew, next to the
     first: how a library's calls compare in two layouts no roofline tells, and what a chain of moves is predicted to
-    make of a network leaves out what kernels lose by being fused."""
-    best: dict[bool, _Option] = {}
-    for option in ranked:
-        kinds = {move.kind for move in option.moves if move.group == EVERY_GROUP}
-        if analysis_pb2.MOVE_KIND_AUTHOR in kinds:
-            best.setdefault(analysis_pb2.MOVE_KIND_LAYOUT in kinds, option)
+    make of a network leaves out what kernels lose by being fused. Where there are layouts, what convolves is a call in
+    some of these plans and a kernel in others: of both there is one, for a library's convolutions no roofline tells."""
+    chosen = [{move.kind: move.choice for move in each.moves if move.group == EVERY_GROUP} for each in ranked]
+    convolves = any(analysis_pb2.MOVE_KIND_LAYOUT in kinds for kinds in chosen)
+    best: dict[tuple[bool, str], _Option] = {}
+    for option, kinds in zip(ranked, chosen, strict=True):
+        if (choice := kinds.get(analysis_pb2.MOVE_KIND_AUTHOR)) is not None:
+            best.setdefault((analysis_pb2.MOVE_KIND_LAYOUT in kinds, choice if convolves else ""), option)
     early = [*ranked[:1], *(option for option in best.values() if option is not ranked[0])]
     return [*early, *(option for option in ranked if not any(option is other for other in early))]
 

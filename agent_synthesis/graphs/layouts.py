@@ -17,6 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from agent_synthesis.graphs.graph_index import GraphIndex, byte_count
 from agent_synthesis.graphs.sequences import as_images
+from agent_synthesis.nests.analysis.convolution import FEW_CHANNELS
 from agent_synthesis.rewrite.calls import arguments, operation, rename
 from warpsmith import digest
 from warpsmith.graphs import aten, dtypes
@@ -88,6 +89,23 @@ def repeated_bytes(index: GraphIndex, name: str) -> int:
     if found is None or index.spec(found[1]).shape[1] != 1 or index.spec(found[0]).shape[1] == 1:
         return 0
     return _REPEATED * sum(byte_count(spec) for spec in (index.spec(found[0]), node.results[0].spec))
+
+
+def tensor_cost(index: GraphIndex, name: str) -> int:
+    """Products of 16 bits in whose time a library's tensor cores make one of a convolution's; 0 where they make none.
+
+    Floats they multiply in TF32, at half the rate; of few channels of a group a library makes what is summed in floats.
+    """
+    node = index.nodes[name]
+    found = _convolved(index, node)
+    if found is None:
+        return 0
+    data, weight = (index.spec(each) for each in found)
+    read, made = data.shape[1], node.results[0].spec.shape[1]
+    groups = (made if operation(node).startswith("conv_transpose") else read) // weight.shape[1]
+    if min(read, made) // groups < FEW_CHANNELS:
+        return 0
+    return 2 if data.dtype == tensor_pb2.DTYPE_FLOAT32 else 1
 
 
 class _Pinned(Exception):

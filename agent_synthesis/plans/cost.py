@@ -40,6 +40,8 @@ def of_group(plan: Plan, group: Group) -> analysis_pb2.Cost:
         cost.parallel_count = footprint.parallel_count
         cost.extra_bytes = footprint.extra_bytes
         if footprint.tensor_flop_count:
+            if convolves(nest):  # whose multiply-adds count as operations elsewhere
+                cost.operation_count -= cost.product_flop_count // 2
             cost.tensor_flop_count, cost.product_flop_count = footprint.tensor_flop_count, 0
         return cost
     if group.engine == "written":
@@ -48,6 +50,11 @@ def of_group(plan: Plan, group: Group) -> analysis_pb2.Cost:
     if plan.target == task_pb2.TARGET_CUDA:
         moved = (layouts.converted_bytes, layouts.repeated_bytes, biases.added_bytes)
         cost.extra_bytes = sum(of(plan.index, node) for of in moved for node in group.nodes)
+        for node in group.nodes:
+            flops = product_flops(plan.index, plan.index.nodes[node])
+            if each := layouts.tensor_cost(plan.index, node):
+                cost.product_flop_count -= flops
+                cost.tensor_flop_count += each * flops
     return cost
 
 

@@ -22,7 +22,7 @@ from agent_synthesis.emit.cuda.products.window_boxes import Boxes
 from agent_synthesis.graphs.graph_index import GraphIndex
 from agent_synthesis.nests.analysis.convolution_product import convolution_product
 from agent_synthesis.nests.ir import Nest
-from agent_synthesis.plans import moves
+from agent_synthesis.plans import cost, moves
 from agent_synthesis.plans.plan import plan_zero
 from agent_synthesis.schedule import Emission
 from gpu_bench import policy
@@ -197,6 +197,37 @@ def test_a_search_may_try_tiles_rings_and_residents_and_each_compiles(
         SCHEDULE.emit(nest, replace(default, columns=256, stages=8, resident=1))
     with pytest.raises(IllegalMove, match="registers a thread"):
         SCHEDULE.emit(nest, replace(default, columns=256, stages=2, boxes=2, resident=2))
+
+
+def test_multiply_adds_of_tensor_cores_are_no_operations_beside_them() -> None:
+    module = nn.Conv2d(64, 128, 3, padding=1, bias=False)
+    plan = plan_zero(GraphIndex(capture(module, (torch.empty(4, 64, 16, 16),))), task_pb2.TARGET_CUDA)
+    plan = moves.apply(plan, analysis_pb2.Move(kind=analysis_pb2.MOVE_KIND_AUTHOR, group="conv2d"))
+    found = cost.of_group(plan, plan.groups[0])
+    assert (found.product_flop_count, found.operation_count) == (0, 0)
+    assert found.tensor_flop_count == 2 * 2 * 4 * 16 * 16 * 128 * 64 * 9
+
+
+@pytest.mark.parametrize(
+    ("module", "each"),
+    [
+        (nn.Conv2d(64, 128, 3), 2),
+        (nn.Conv2d(64, 128, 3).bfloat16(), 1),
+        (nn.ConvTranspose2d(64, 32, 3, groups=2), 2),
+        (nn.Conv2d(64, 64, 3, groups=8), 0),
+        (nn.Conv2d(3, 64, 3), 0),
+        (nn.ConvTranspose2d(64, 8, 3), 0),
+    ],
+)
+def test_a_librarys_tensor_cores_are_counted_where_it_has_many_channels(module: nn.Module, each: int) -> None:
+    (weight, _) = module.parameters()
+    channels = 3 if weight.shape[1] == 3 else 64
+    index = GraphIndex(capture(module, (torch.empty(2, channels, 16, 16, dtype=weight.dtype),)))
+    plan = plan_zero(index, task_pb2.TARGET_CUDA)
+    (group,) = (group for group in plan.groups if "conv" in group.name)
+    found = cost.of_group(plan, group)
+    flops = cost.product_flops(index, index.nodes[group.name])
+    assert (found.tensor_flop_count, found.product_flop_count) == (each * flops, 0 if each else flops)
 
 
 def test_a_convolution_with_its_tail_is_one_group_whose_program_is_let_run() -> None:

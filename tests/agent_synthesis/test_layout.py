@@ -28,6 +28,7 @@ from warpsmith.v1 import analysis_pb2, reasoning_service_pb2, task_pb2
 TARGETS = [task_pb2.TARGET_CPU, task_pb2.TARGET_CUDA]
 LAYOUT = analysis_pb2.Move(kind=analysis_pb2.MOVE_KIND_LAYOUT, group="*", choice="channels_last")
 WHOLE = analysis_pb2.Move(kind=analysis_pb2.MOVE_KIND_AUTHOR, group="*", choice="beside_products")
+EVERY = analysis_pb2.Move(kind=analysis_pb2.MOVE_KIND_AUTHOR, group="*")
 IMAGES = (torch.randn(2, 6, 8, 8),)
 SEQUENCES = (torch.randn(2, 6, 16),)
 Forward = Callable[..., Any]
@@ -366,12 +367,13 @@ def test_a_search_of_a_convolutional_network_begins_with_a_layout(extents: tuple
     assert legal.before.extra_bytes > 0
     assert legal.after.extra_bytes == 0
     assert legal.after.launch_count == legal.before.launch_count + 5
-    assert legal.after.product_flop_count == legal.before.product_flop_count
+    assert legal.after.tensor_flop_count == legal.before.tensor_flop_count
     request = reasoning_service_pb2.ProposeHypothesesRequest(
         task=task_pb2.Task(target=task_pb2.TARGET_CUDA), analysis=described, device=H200_MEASURED, limit=5
     )
     proposed = [list(hypothesis.moves) for hypothesis in RooflineReasoner().propose(request).hypotheses]
     graph = analysis_pb2.Move(kind=analysis_pb2.MOVE_KIND_LAUNCH, group="*", choice="cuda_graph")
-    assert proposed[0] == [LAYOUT, WHOLE, graph]
-    assert [LAYOUT, WHOLE] in proposed
-    moves.apply_all(zero(module.eval(), inputs), proposed[0])
+    assert [LAYOUT, WHOLE, graph] in proposed[:4]
+    assert [LAYOUT, EVERY, graph] in proposed[:4]
+    for each in proposed[:4]:
+        moves.apply_all(zero(module.eval(), inputs), each)
