@@ -61,6 +61,11 @@ def find(ancestor: int, words: str) -> int:
     return 0
 
 
+def before_others(place: Path) -> str:
+    """PYTHONPATH with a folder first; never an empty entry, which would be the current directory."""
+    return os.pathsep.join(filter(None, (str(place), os.environ.get("PYTHONPATH"))))
+
+
 def module_of(service: str) -> str:
     """The module that a service of a place is started from."""
     return "impatient_orchestrator" if service == "orchestrator" else f"faked_{service}"
@@ -113,7 +118,7 @@ class Place:
     def start(self, *arguments: str) -> Command:
         """Starts `warpsmith ARGUMENTS`."""
         file = self.path / f"said{len(self.commands)}"
-        named = {"PYTHONPATH": f"{self.path}:{os.environ.get('PYTHONPATH', '')}", "OMP_NUM_THREADS": "1"}
+        named = {"PYTHONPATH": before_others(self.path), "OMP_NUM_THREADS": "1"}
         with file.open("wb") as output:
             process = subprocess.Popen(
                 [sys.executable, "-c", FAKED_SERVICES + COMMAND, *arguments],

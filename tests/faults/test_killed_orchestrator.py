@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from processes import before_others
 
 from orchestrator import testing
 from orchestrator.archive import Archive
@@ -53,7 +54,7 @@ class Orchestrators:
     def start(self) -> None:
         """The next one; returns at once."""
         environment = {
-            "PYTHONPATH": f"{self.place}:{os.environ.get('PYTHONPATH', '')}",
+            "PYTHONPATH": before_others(self.place),
             "WARPSMITH_RUNS": str(self.place / "runs"),
             "WARPSMITH_SOCKET": str(self.folder / "orchestrator"),
             "WARPSMITH_BENCHMARK_ADDRESS": "127.0.0.1:1",

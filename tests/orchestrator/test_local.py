@@ -53,7 +53,7 @@ def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     note = tmp_path / "note"
     for name, body in (("good", "pass"), ("bad", "raise settings.BadInput('no compiler is here')"), ("late", "1 / 0")):
         (tmp_path / f"{name}.py").write_text(STAND_IN.format(note=note, body=body))
-    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     return {"benchmark": "good", "correctness": "good"}
 
 

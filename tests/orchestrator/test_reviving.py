@@ -49,7 +49,7 @@ def stop(tmp_path: Path) -> Path:
 @pytest.fixture
 def services(tmp_path: Path, stop: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalServices]:
     (tmp_path / "mortal.py").write_text(SERVICE.format(stop=str(stop)))
-    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     modules = {"benchmark": "mortal", "orchestrator": "mortal"}
     with LocalServices(tmp_path / "runs", modules=modules, environment={METRICS: "0"}) as started:
         yield started

@@ -35,7 +35,7 @@ def services(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalS
     for name in AGENTS:
         text = f"from orchestrator.serving.fake_service import serve_role\n\nserve_role({name!r})\n"
         (tmp_path / f"fake_{name}.py").write_text(text)
-    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     modules = {"benchmark": "fake_benchmark", **{name: f"fake_{name}" for name in AGENTS if name != "benchmark"}}
     modules["orchestrator"] = "orchestrator"
     environment = {"FAKE_CALL_SECONDS": "0.02"}
