@@ -63,10 +63,9 @@ class RunHost:
         self._may_begin, self._stories = may_begin, dict[str, Story]()
         self.change_count = 0
         """Grows whenever a run has come or ended."""
-        self._leaving = threading.Event()
+        self._leaving, self._queue = threading.Event(), queue.Queue[Story | None]()
         self._coming, self._taking = threading.Lock(), threading.Lock()
         """Held by who begins a run, and by who makes one its own that another had."""
-        self._queue: queue.Queue[Story | None] = queue.Queue()
         self._threads = [threading.Thread(target=self._work, name="runs", daemon=True) for _ in range(at_once)]
         for thread in self._threads:
             thread.start()
@@ -112,7 +111,7 @@ class RunHost:
         """
         run = self.run(run_id)
         with self._taking:
-            if story := self._stories.get(run.id):
+            if (story := self._stories.get(run.id)) and not (story.ended and story.is_archived):
                 return story.run
             if self._owner is None or self._leaving.is_set():
                 raise ServiceGone("this orchestrator takes up no run")
@@ -255,8 +254,9 @@ class RunHost:
     def _done(self, story: Story) -> None:
         """Leaves an ended run to the archive; what that could not take stays in memory."""
         story.conductor = None
-        if story.is_archived or story.is_left:
-            del self._stories[story.run.id]
+        with self._taking:  # who goes on with it may have been sooner
+            if (story.is_archived or story.is_left) and self._stories.get(story.run.id) is story:
+                del self._stories[story.run.id]
         self.change_count += 1
         metrics.active_runs.dec()
         if story.ended:

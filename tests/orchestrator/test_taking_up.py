@@ -194,6 +194,26 @@ def test_a_run_of_one_command_waits_until_it_is_resumed(archive: Archive) -> Non
             host.resume("left")
 
 
+def test_a_run_is_resumed_while_its_end_is_being_put_away(archive: Archive, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Watchers hear of the end before the thread that conducted the run is through with it."""
+    done, told = hosting.RunHost._done, threading.Event()
+
+    def late(host: hosting.RunHost, story: Story) -> None:
+        told.wait(30)
+        done(host, story)
+
+    monkeypatch.setattr(hosting.RunHost, "_done", late)
+    with hosted(archive, testing.World(seconds=0.03)) as host:
+        run = host.create(testing.task(), run_pb2.Budget(wall_seconds=60, trial_count=6), "", fresh=True)
+        for event in testing.heard(host.watch(run.id, 0)):
+            if event.trial.number == 2:
+                host.cancel(run.id)
+        assert host.resume(run.id).state == run_pb2.RUN_STATE_QUEUED
+        told.set()
+        again = ended(host, run.id)
+        assert (again.state, again.trial_count) == (run_pb2.RUN_STATE_FASTER, 6)
+
+
 def test_a_run_that_was_cancelled_can_be_resumed_while_its_budget_lasts(archive: Archive) -> None:
     world = testing.World(seconds=0.03)
     with hosted(archive, world) as host:
