@@ -11,7 +11,7 @@ import grpc
 import pytest
 from authority import Authority
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from processes import AGENTS, Place, find, optimize, place, require_result, up
+from processes import AGENTS, Place, find, optimize, place, require_result, up, wait_until
 
 from orchestrator.archive import Archive
 from warpsmith.settings import TLS_VARIABLES
@@ -75,9 +75,13 @@ def test_a_command_that_is_killed_leaves_a_run_that_only_resume_goes_on_with(her
     search = optimize(here)
     assert search.end(signal.SIGKILL) == -9
     up(here)
-    listed = here.start("runs")
-    listed.process.wait(60)
-    assert "goes on with it" in listed.said
+
+    def is_told() -> bool:
+        listed = here.start("runs")
+        listed.process.wait(60)
+        return "goes on with it" in listed.said
+
+    wait_until(is_told)  # its orchestrator ends by itself, soon after
     resumed = here.start("resume", "last")
     resumed.wait_for("taken up again after ")
     assert find(resumed.process.pid, "-m impatient_orchestrator")
