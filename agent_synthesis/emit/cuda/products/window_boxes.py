@@ -33,7 +33,7 @@ LAY_OUT_BYTES = 64 * 128
 MOST_BOX_BYTES = 52 << 10
 """Of a box, so that two of them and a ring of weights fit an SM."""
 ROW_CYCLES = 3.4
-"""Of an SM's copy engine for a row of a box, short or not (H200)."""
+"""Of an SM's copy engine for a row of a box, short or not: a guess from times of KernelBench's convolutions."""
 LEAST_STEP_CYCLES = 160
 """Of a step that multiplies little."""
 SECTOR_BYTES = 32

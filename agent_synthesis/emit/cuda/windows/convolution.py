@@ -44,7 +44,7 @@ class CudaConvolution(CudaSchedule):
 
     def defaults(self, nest: Nest) -> ConvolutionSettings:
         """Strips as wide as a vector and of a few rows, where they leave an SM enough of them; of long windows, what
-        strips share comes from shared memory (7x7: 99 µs instead of 163 at 64x96x56x56, H200)."""
+        strips share comes from shared memory (7x7: 100 µs instead of 164 at 64x96x56x56, H200)."""
         guesses = self._guesses(_found(nest))
         return geometry.first_legal(guesses, lambda settings: self._require(nest, settings), self._least())
 
