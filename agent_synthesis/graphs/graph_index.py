@@ -121,6 +121,32 @@ class GraphIndex:
         """Calls that depend on constants alone."""
         return kept.kept_calls(self.graph, prepared=False)
 
+    @functools.cached_property
+    def of_forward(self) -> frozenset[str]:
+        """Of a training step, calls whose results are wanted before gradients are given; of another graph, none."""
+        graph = self.graph
+        if not graph.gradients:
+            return frozenset()
+        writers = [name for name, node in self.nodes.items() if node.mutates and name not in self.of_backward]
+        pending, found = [*graph.outputs[: graph.forward_outputs]], set(writers)
+        pending += (tensor for name in writers for tensor in self._reads[name])
+        while pending:
+            maker = self._producer.get(pending.pop())
+            if maker is not None and maker not in found:
+                found.add(maker)
+                pending += self._reads[maker]
+        return frozenset(found)
+
+    @functools.cached_property
+    def of_backward(self) -> frozenset[str]:
+        """Of a training step, calls that need a given gradient; of another graph, none."""
+        tensors, found = {*self.graph.gradients}, set[str]()
+        for name in self.nodes:
+            if not tensors.isdisjoint(self._reads[name]):
+                found.add(name)
+                tensors |= {*self.results(name)}
+        return frozenset(found)
+
     def is_overwritten(self, node: str) -> bool:
         """Whether a call writes in place to memory that the node makes, in a way that later reads must see."""
         made = {self.root[tensor] for tensor in self.results(node)}

@@ -121,7 +121,14 @@ class Partition:
         """With groups replaced: in order where a few looks show that there is one, else the caller asks for `ordered`.
 
         The calls of the removed groups have to be those of the added ones.
+
+        Raises:
+            IllegalMove: a group of a training step would give what the forward gives and need a gradient.
         """
+        for group in added:
+            late = self.index.of_backward.intersection(self.all_nodes(group))
+            if late and not self.index.of_forward.isdisjoint(group.nodes):
+                raise IllegalMove(f"{group.name}: the forward gives its results before {min(late)} is given a gradient")
         place = self._common_place(removed, added)
         groups = [group for group in self.groups if group.name not in removed]
         if place is None:

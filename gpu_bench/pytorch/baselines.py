@@ -7,6 +7,7 @@ Times nothing.
 
 from __future__ import annotations
 
+import functools
 import re
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -36,6 +37,7 @@ from gpu_bench.timing.arms import (
 from gpu_bench.timing.clocks import Arm
 from gpu_bench.timing.interleaving import failure_text
 from gpu_bench.workers.shortage import Shortages, is_want_of_memory
+from warpsmith.graphs import training_step
 from warpsmith.v1 import task_pb2, timing_pb2
 
 COMPILE_LIMIT_S = 180.0
@@ -193,7 +195,8 @@ class Baselines:
         `convert`: what a call does with its arguments first.
         """
         chosen: dict[str, Any] = {"mode": mode} if options is None else {"options": dict(options)}
-        call = self._calling(torch.compile(module, dynamic=False, **chosen), convert)
+        whole = functools.partial(torch.compile, dynamic=False, **chosen)
+        call = self._calling(training_step.compiled(module, whole), convert)
         with compiling_here(self.target):
             with time_limit(limit_s):
                 call(0)

@@ -34,6 +34,7 @@ from orchestrator.commands.options import (
     DeviceLimit,
     Fresh,
     Gpus,
+    Grad,
     Html,
     Json,
     OpenMetricsFile,
@@ -122,6 +123,7 @@ def optimize(
     target: Target = "auto",
     precision: Precision = "auto",
     prepared: Prepared = False,
+    grad: Grad = "",
     search: Strategy = "",
     fresh: Fresh = False,
     plugin: Agent = None,
@@ -135,10 +137,8 @@ def optimize(
     """Finds a faster kernel for each module and checks it. Ctrl-C keeps the best so far."""
     limits = budgets.limits(budget, trials, device_time, tokens)
     environment = chosen.environment(chosen.agents(plugin, reasoner, synthesizer), search, server, trust_input)
-    requests = [
-        intake.Request(module, input_ or (), init or (), target, precision, class_name, prepared) for module in modules
-    ]
-    tasks = _all(partial(intake.read, request) for request in requests)
+    given = (input_ or (), init or (), target, precision, class_name, prepared, intake.gradients(grad))
+    tasks = _all(partial(intake.read, intake.Request(module, *given)) for module in modules)
     progress = Progress()
     pool = ThreadPoolExecutor(INSPECTED_AT_ONCE)
     try:

@@ -52,6 +52,16 @@ Prepared = Annotated[
         "inference. A track of its own: its results stand apart.",
     ),
 ]
+Grad = Annotated[
+    str,
+    typer.Option(
+        "--grad",
+        metavar="NAMES",
+        help="A training step: the forward, then gradients of these inputs and parameters for given gradients of its "
+        "outputs. Names by comma, with * for any (`x,norm.*`); `all` for every one that has a gradient. Given ones are "
+        "drawn, or what get_grad_inputs() of the file returns.",
+    ),
+]
 Fresh = Annotated[bool, typer.Option("--fresh", help="Start from nothing although earlier runs are known.")]
 RunIds = Annotated[
     list[str] | None,

@@ -68,8 +68,22 @@ class Request:
     """Class in a `.py` file."""
     prepared: bool = False
     """Whether what depends on parameters alone may be kept from call to call."""
+    gradients: Sequence[str] | None = None
+    """For a training step, patterns of the inputs and parameters whose gradients are wanted, empty for all.
+
+    None: the forward alone."""
     needs_inputs: bool = True
     """Whether a `.py` file has to define get_inputs."""
+
+
+def gradients(option: str) -> Sequence[str] | None:
+    """What `Request` has of a training step as the option --grad says it; "" for the forward alone."""
+    if not option:
+        return None
+    names = [name.strip() for name in option.split(",")]
+    if not all(names):
+        raise BadInput(f"--grad {option}: names no input or parameter between commas; write all, or x,norm.*")
+    return () if names == ["all"] else names
 
 
 def read(request: Request) -> task_pb2.Task:
@@ -84,6 +98,7 @@ def read(request: Request) -> task_pb2.Task:
         precision=choice("--precision", request.precision, PRECISIONS),
         class_name=request.class_name,
         prepared=request.prepared,
+        training_step=None if request.gradients is None else task_pb2.TrainingStep(wanted=request.gradients),
     )
     if ":" in request.subject and not request.subject.endswith(".py"):
         _read_class(task, request)
@@ -125,7 +140,12 @@ def inspect(task: task_pb2.Task, worker: Worker | None = None) -> task_pb2.Task:
         raise BadInput(f"{task.entry_path}: the module ended the process: {said}") from error
     # The worker ran the user's code: only specs and literals are taken from it.
     literals = [text if _is_literal(text) else UNKNOWN for text in seen.input_literals]
-    return described(task, seen.inputs, seen.outputs, literals)
+    known = task_pb2.Task()
+    known.CopyFrom(task)
+    if task.HasField("training_step"):
+        known.training_step.CopyFrom(seen.training_step)
+        known.training_step.wanted[:] = task.training_step.wanted
+    return described(known, seen.inputs, seen.outputs, literals)
 
 
 def written(text: str, *, name: str, target: str, precision: str, prepared: bool) -> task_pb2.Task:

@@ -7,6 +7,7 @@ fake ones (it looks at values), real ones. An error counts only when real tensor
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
 import tempfile
 from pathlib import Path
@@ -16,7 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 
 from warpsmith.errors import BadInput
-from warpsmith.graphs import dtypes, task_module
+from warpsmith.graphs import dtypes, task_module, training_step
 from warpsmith.sandbox.worker import Methods
 from warpsmith.v1 import task_pb2
 
@@ -32,9 +33,20 @@ def inspect(task: task_pb2.Task) -> task_pb2.Task:
     with tempfile.TemporaryDirectory(prefix="warpsmith-intake-") as directory:
         module = task_module.load(task, Path(directory))
         built = module.build(SEED)  # weights are real: some modules cannot be built of fake ones
+        seen_by = _run if not task.HasField("training_step") else _run_step
         with contextlib.suppress(Exception), FakeTensorMode(allow_non_fake_inputs=True):
-            return _run(task, module, built)
-        return _run(task, module, built)
+            return seen_by(task, module, built)
+        return seen_by(task, module, built)
+
+
+def _run_step(task: task_pb2.Task, module: task_module.TaskModule, built: torch.nn.Module) -> task_pb2.Task:
+    with module.explaining("a training step failed"):
+        step = training_step.described(task.training_step, built, module.inputs(SEED))
+    known = task_pb2.Task()
+    known.CopyFrom(task)
+    known.training_step.CopyFrom(step)
+    stepping = dataclasses.replace(module, training_step=step)
+    return _run(known, stepping, stepping.build(SEED))
 
 
 def _run(task: task_pb2.Task, module: task_module.TaskModule, built: torch.nn.Module) -> task_pb2.Task:

@@ -35,7 +35,10 @@ def of_task(task: task_pb2.Task) -> str:
     """Digest of a task: sources, entry, class, target, precision and track; its name does not count."""
     files = sorted((source.path, source.content) for source in task.sources)
     contents = [part for file in files for part in file]
-    track = ["prepared"] if task.prepared else []
+    track: list[str | int] = ["prepared"] if task.prepared else []
+    if task.HasField("training_step"):
+        step = task.training_step
+        track += ["training step", *step.wanted, *step.inputs, *step.parameters, *step.outputs]
     return digest("task", task.entry_path, task.class_name, task.target, task.precision, *contents, *track)
 
 
@@ -108,6 +111,7 @@ def of_graph(graph: graph_pb2.Graph) -> str:
     """Digest of a captured graph; its own `digest` field does not count."""
     parts: list[str | bytes | int] = ["graph", graph.output_tree, *graph.outputs]
     parts += ["leaves", *graph.output_leaves] if graph.output_leaves else []
+    parts += ["gradients", *graph.gradients, graph.forward_outputs] if graph.gradients else []
     for source in graph.sources:
         parts += ["source", *_source_parts(source)]
     for node in graph.nodes:

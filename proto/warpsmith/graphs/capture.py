@@ -21,7 +21,18 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from warpsmith import digest
-from warpsmith.graphs import aten, autocast, checks, dtypes, output_trees, recurrent, refusals, schemas, value_shapes
+from warpsmith.graphs import (
+    aten,
+    autocast,
+    checks,
+    dtypes,
+    output_trees,
+    recurrent,
+    refusals,
+    schemas,
+    training_step,
+    value_shapes,
+)
 from warpsmith.graphs.refusals import CaptureRefused, telling_where
 from warpsmith.v1 import graph_pb2
 
@@ -71,7 +82,9 @@ def capture(module: torch.nn.Module, args: Sequence[Any], device_type: str = "cp
         members = _member_names(module)
         try:
             with autocast.traced_for(device_type), recurrent.shapes_alone():
-                exported = torch.export.export(module, tuple(args), strict=False)
+                step = training_step.step_of(module)
+                traced = training_step.traced(module, args) if step is not None else module
+                exported = torch.export.export(traced, tuple(args), strict=False)
         except Exception as error:
             raise refusals.of_export(module, args, error) from error
         if made := _member_names(module) - members:
@@ -80,6 +93,8 @@ def capture(module: torch.nn.Module, args: Sequence[Any], device_type: str = "cp
                 "the constructor, or keep it as a plain attribute"
             )
         graph = _recorded(exported, device_type)
+        if step is not None:
+            _divide(graph, step)
     graph.digest = digest.of_graph(graph)
     return graph
 
@@ -101,6 +116,14 @@ def _recorded(exported: torch.export.ExportedProgram, device_type: str) -> graph
         finally:
             while maybe_current_level() is not None:  # what was refused inside a vmap
                 _vmap_decrement_nesting()
+
+
+def _divide(graph: graph_pb2.Graph, step: training_step.Step) -> None:
+    """Says of a training step's graph what is given to the forward and what it gives."""
+    count = len(step.inputs) + len(step.parameters)
+    graph.forward_outputs = len(graph.outputs) - count
+    inputs = [source for source in graph.sources if source.origin == graph_pb2.ORIGIN_INPUT]
+    graph.gradients.extend(source.name for source in inputs[len(inputs) - len(step.outputs) :])
 
 
 class _NumberNeeded(Exception):

@@ -25,7 +25,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from warpsmith.errors import BadInput
-from warpsmith.graphs import dtypes
+from warpsmith.graphs import dtypes, training_step
 from warpsmith.graphs.capture import MAX_CONSTANT_BYTES
 from warpsmith.graphs.refusals import Frame, frames_of
 from warpsmith.sandbox.private_files import relative_path
@@ -89,6 +89,8 @@ class TaskModule:
     """Name of the nn.Module subclass."""
     namespace: ModuleType
     """The imported entry file."""
+    training_step: task_pb2.TrainingStep | None = None
+    """What the module's forward stands for, where a task is a training step whose gradients are known."""
 
     def build(self, seed: int = 42, device: torch.device | str = "cpu") -> torch.nn.Module:
         """The module as its constructor makes it (train mode), with weights drawn from `seed` on the CPU.
@@ -103,6 +105,8 @@ class TaskModule:
         if not (isinstance(kind, type) and issubclass(kind, torch.nn.Module)):
             raise BadInput(f"{self.entry_path}: {self.class_name} is not an nn.Module subclass")
         kind = by_position(kind)
+        if self.training_step is not None:
+            kind = training_step.stepping(kind, training_step.Step.of(self.training_step))
         seed_generators(seed)  # get_init_inputs may draw as well, or give a module of its own
         arguments = self.init_inputs()
         with self.explaining(f"{self.class_name}(...) failed"):
@@ -128,7 +132,7 @@ class TaskModule:
         """The positional arguments of one forward, from get_inputs run on `device` with `seed`.
 
         A dict whose keys are forward's parameters is its arguments by name; any other is one argument. Those that
-        forward takes by name only come last, as `by_position` has them.
+        forward takes by name only come last, as `by_position` has them. Of a training step, gradients follow.
 
         Raises:
             BadInput: get_inputs is missing, fails, returns no tensor, or names an argument that has no position.
@@ -145,7 +149,22 @@ class TaskModule:
         args = returned if isinstance(returned, list | tuple) else (returned,)
         if not tensor_leaves(tuple(args)):
             raise BadInput(f"{self.entry_path}: get_inputs() returned no tensor")
-        return tuple(_moved(args, device))
+        return (*_moved(args, device), *self._gradients(device))
+
+    def _gradients(self, device: torch.device | str) -> list[torch.Tensor]:
+        """What a training step is given beside the forward's arguments: from get_grad_inputs, or drawn."""
+        specs = self.training_step.gradients if self.training_step is not None else ()
+        function = getattr(self.namespace, "get_grad_inputs", None)
+        if not specs or function is None:
+            return training_step.drawn(specs, device)
+        with self.explaining("get_grad_inputs() failed"), torch.device(device):
+            returned = tensor_leaves(function())
+        if [(list(each.shape), each.dtype) for each in returned] != [
+            (list(spec.shape), dtypes.to_torch(spec.dtype)) for spec in specs
+        ]:
+            wanted = ", ".join(f"{dtypes.to_torch(spec.dtype)} {list(spec.shape)}" for spec in specs)
+            raise BadInput(f"{self.entry_path}: get_grad_inputs() must return gradients of the outputs: {wanted}")
+        return [each.to(device) for each in returned]
 
     def _by_position(self, given: dict[Any, Any]) -> tuple[Any, ...]:
         """What get_inputs gave as a dict, in the order of forward's parameters, defaults in between."""
@@ -261,7 +280,8 @@ def load(task: task_pb2.Task, directory: Path) -> TaskModule:
     if not hasattr(namespace, class_name):
         raise BadInput(f"{task.entry_path}: defines no class {class_name}")
     _register_classes(namespace)
-    return TaskModule(task.entry_path, directory, class_name, namespace)
+    step = task.training_step if task.training_step.outputs else None  # intake does not know it yet
+    return TaskModule(task.entry_path, directory, class_name, namespace, step)
 
 
 def _register_classes(namespace: ModuleType) -> None:
