@@ -34,7 +34,9 @@ def wording(index: GraphIndex, node: str) -> str:
     """How the parts follow each other, in words."""
     if operation(index.nodes[node]) in _LOSSES:
         return "sample by sample and then over the samples"
-    return "scores first, then their softmax and what it weighs"
+    if operation(index.nodes[node]) == "scaled_dot_product_attention":
+        return "scores first, then their softmax and what it weighs"
+    return "by the simpler calls that it is made of"
 
 
 def taken_apart(index: GraphIndex, node: str) -> Replacement | None:

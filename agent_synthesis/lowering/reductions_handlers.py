@@ -305,7 +305,9 @@ def _batch_norm(tracer: Tracer, out: Any, x: torch.Tensor, weight: Any, bias: An
     else:
         mean, variance = (_typed(_kept(tracer, part, wide), type_) for part in tensors[:2])
     scale, shift = (_optional(tracer, part, wide) for part in (weight, bias))
-    return [_result(tracer, _normalized(value, mean, variance, eps, scale, shift)[0], out[0]), None, None]
+    result, rstd = _normalized(value, mean, variance, eps, scale, shift)
+    saved = (mean, rstd) if training else (None, None)  # of the stored statistics, none are given
+    return [_result(tracer, result, out[0]), *(part and _result(tracer, part, t) for part, t in zip(saved, out[1:]))]
 
 
 def _moved_average(tracer: Tracer, running: torch.Tensor, fresh: Symbol, momentum: float) -> Symbol:

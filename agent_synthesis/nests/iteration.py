@@ -109,7 +109,10 @@ class _Attempt:
         self._inner: set[Fold] = set()
         """Folds that have a value at every element, of which others are."""
         self.misread: Indices = ()
-        """Where a scan is read that is not at its element: it may be, once the axes are finer."""
+        """Where a scan is read that is not at its element, or a row begins that is stored: it may be, once the axes are
+        finer."""
+        self._rows: Indices = ()
+        """Where the anchor's reductions are read."""
         tracer.forget_axes()
 
     def nest(self, name: str, outputs: Sequence[Output], buffers: Sequence[BufferRef], comment: str) -> Nest:
@@ -166,7 +169,8 @@ class _Attempt:
         if not found:
             self._parallel = used
             return anchor
-        row_axes = {axis for ref in found for index in _kept(ref) for axis in index.axes()}
+        self._rows = tuple(index for ref in found for index in _kept(ref))
+        row_axes = {axis for index in self._rows for axis in index.axes()}
         self._parallel = [axis for axis in used if axis in row_axes]
         self._reduced = [axis for axis in used if axis not in row_axes]
         fold = max((ref.fold for ref in found), key=lambda f: math.prod(f.extents))
@@ -226,6 +230,7 @@ class _Attempt:
         if count == anchor.symbol.element_count:
             return unflatten(flatten(self._anchor_index, anchor.symbol.shape), shape, extents)
         if count != math.prod(extents[axis] for axis in self._parallel):
+            self.misread = self._rows
             raise Refused("its outputs differ in size in a way that one loop cannot store")
         row = _row_major(self._parallel, extents)
         return unflatten(row, shape, extents)
@@ -381,21 +386,34 @@ def _indices(nest: Nest) -> list[Index]:
 
 
 def _splits_of(indices: Iterable[Index], extents: Mapping[str, int]) -> dict[str, set[int]]:
-    """Axes that appear alone inside a quotient or remainder, with its divisors: splitting there makes it
-    affine."""
+    """Axes that a quotient or remainder divides, alone or as a digit of a number whose lower digits it passes over, with
+    the steps at which to split them: that makes it affine."""
     wanted: dict[str, set[int]] = {}
 
     def visit(index: Index) -> None:
         for atom, _ in index.terms:
             if isinstance(atom, Quotient | Remainder):
                 visit(atom.value)
-                match atom.value.terms:
-                    case ((str(axis), 1),) if atom.value.offset == 0 and extents[axis] % atom.divisor == 0:
-                        wanted.setdefault(axis, set()).add(atom.divisor)
+                for axis, weight in _digits(atom.value, extents):
+                    step = atom.divisor // weight
+                    if atom.divisor % weight == 0 and step > 1 and extents[axis] % step == 0:
+                        wanted.setdefault(axis, set()).add(step)
 
     for index in indices:
         visit(index)
     return wanted
+
+
+def _digits(number: Index, extents: Mapping[str, int]) -> list[tuple[str, int]]:
+    """Axes of a number with their weights, where each weighs more than all lighter ones make; none for another index."""
+    found: list[tuple[str, int]] = []
+    most = 0
+    for atom, weight in sorted(number.terms, key=lambda term: term[1]):
+        if not isinstance(atom, str) or number.offset or weight <= most:
+            return []
+        found.append((atom, weight))
+        most += weight * (extents[atom] - 1)
+    return found
 
 
 def _ordered(nest: Nest) -> Nest:

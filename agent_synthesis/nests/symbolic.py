@@ -342,7 +342,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if handler is None and name.endswith("_") and name[:-1] in HANDLERS:
             return self._written(HANDLERS[name[:-1]], *args, **kwargs)
         if handler is None:
-            decomposition = None if name in _SCANS else _decompositions().get(func)
+            decomposition = None if name in _SCANS else decompositions().get(func)
             if decomposition is None:
                 raise Refused(f"{name} is not lowered")
             with self:
@@ -375,7 +375,8 @@ def constant_symbol(value: float | int | bool, type_: Type, shape: Sequence[int]
 
 
 @functools.cache
-def _decompositions() -> Mapping[Any, Callable[..., Any]]:
+def decompositions() -> Mapping[Any, Callable[..., Any]]:
+    """Overload → what PyTorch says it is made of, as a function of the same arguments."""
     from torch._decomp import core_aten_decompositions, decomposition_table
 
     return {**decomposition_table, **core_aten_decompositions()}

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Literal
 
 from agent_synthesis.emit.registry import PIECES
-from agent_synthesis.graphs import biases, splits
+from agent_synthesis.graphs import biases, decompositions, splits
 from agent_synthesis.graphs.graph_index import byte_count
 from agent_synthesis.lowering.groups import Refusal, lower
 from agent_synthesis.nests import iteration_space, passes
@@ -50,12 +50,20 @@ def authored(plan: Plan, name: str, schedule: str = "") -> Plan:
     nest = plan.nest(group)
     whole = isinstance(nest, Nest) and schedules_for(plan.target, nest, plan.hardware)
     if not whole and len(group.nodes) == 1 and not schedule:
-        if (made := splits.taken_apart(plan.index, name)) is not None:
+        if (made := parts(plan, group)) is not None:
             return _authored_in_parts(plan, made)
         if (made := bias_apart(plan, group)) is not None:
             return authored(with_replacement(plan, made), name)
     trial = plan.replaced([name], [replace(group, engine="authored", text="")])
     return _set_by_default(_scheduled(trial, name, schedule), name)
+
+
+def parts(plan: Plan, group: Group) -> Replacement | None:
+    """The calls that a library call is made of, where they are kernels and it is none."""
+    made = splits.taken_apart(plan.index, group.name)
+    if made is None and isinstance(plan.nest(group), Refusal):
+        made = decompositions.taken_apart(plan.index, group.name)
+    return made
 
 
 def bias_apart(plan: Plan, group: Group) -> Replacement | None:

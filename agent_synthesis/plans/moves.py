@@ -172,7 +172,7 @@ def _authoring(plan: Plan, group: Group, what: str) -> Iterator[tuple[Move, str]
     nest = plan.nest(group)
     taking = schedules_for(plan.target, nest, plan.hardware) if isinstance(nest, Nest) else ()
     if not taking:
-        if group.engine == "library" and splits.taken_apart(plan.index, group.name) is not None:
+        if group.engine == "library" and fusion.parts(plan, group) is not None:
             effect = f"computes {what} in kernels of our own, {splits.wording(plan.index, group.name)}"
             yield Move(kind=analysis_pb2.MOVE_KIND_AUTHOR, group=group.name), effect
         elif fusion.bias_apart(plan, group) is not None:
