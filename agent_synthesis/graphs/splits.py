@@ -1,8 +1,9 @@
-"""Calls that reduce twice taken apart into calls that are one nest each: losses of samples and their mean, attention.
+"""Calls taken apart into calls that are one nest each: losses of samples and their mean, attention, a convolution's
+derivatives.
 
-The one idea: PyTorch's own name for the first part of a loss is the same call with reduction "none", and attention is
-by definition two products with a softmax between them. The value stays; it is no algebra, and reports do not call it
-that.
+The one idea: PyTorch's own name for the first part of a loss is the same call with reduction "none", attention is by
+definition two products with a softmax between them, and the gradient of a convolution's data is a transposed one. The
+value stays; it is no algebra, and reports do not call it that.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import torch
 from agent_synthesis.graphs.graph_index import GraphIndex
 from agent_synthesis.rewrite.calls import Draft, Named, Replacement, arguments, operation, shape
 from warpsmith.graphs import dtypes
-from warpsmith.v1 import tensor_pb2
+from warpsmith.v1 import graph_pb2, tensor_pb2
 
 _MEAN, _SUM = 1, 2
 _LOSSES = frozenset({
@@ -36,6 +37,8 @@ def wording(index: GraphIndex, node: str) -> str:
         return "sample by sample and then over the samples"
     if operation(index.nodes[node]) == "scaled_dot_product_attention":
         return "scores first, then their softmax and what it weighs"
+    if operation(index.nodes[node]) == "convolution_backward":
+        return "the data's gradient as a convolution, the weights' by PyTorch"
     return "by the simpler calls that it is made of"
 
 
@@ -44,6 +47,8 @@ def taken_apart(index: GraphIndex, node: str) -> Replacement | None:
     call = index.nodes[node]
     if operation(call) == "scaled_dot_product_attention":
         return _attention(index, node)
+    if operation(call) == "convolution_backward":
+        return _convolution_backward(index, call)
     if operation(call) not in _LOSSES:
         return None
     given = arguments(call)
@@ -108,6 +113,42 @@ def _attention(index: GraphIndex, node: str) -> Replacement | None:
         made = draft.call(f"{node}_stored", "aten.clone.default", made, memory_format=torch.contiguous_format)
         draft.view(node, "aten.transpose.int", made, 1, 2)
     return Replacement((node,), tuple(draft.nodes)) if draft.nodes[-1].results[0].spec == wanted else None
+
+
+def _convolution_backward(index: GraphIndex, call: graph_pb2.Node) -> Replacement | None:
+    """The gradient of the data as a convolution (transposed, where the forward's is not), of the bias as a sum, and of
+    the weights as it was; None where the data has none."""
+    of_data, of_weight, of_bias = (each.name for each in call.results)
+    given = arguments(call)
+    gradient, data, weight = (given[name] for name in ("grad_output", "input", "weight"))
+    if not of_data:
+        return None
+    draft, spatial = Draft(index), range(len(given["stride"]))
+    beyond = [0 for _ in spatial]
+    if not given["transposed"]:
+        for n in spatial:
+            span = given["dilation"][n] * (shape(index, weight)[2 + n] - 1) + 1
+            reached = (shape(index, gradient)[2 + n] - 1) * given["stride"][n] - 2 * given["padding"][n] + span
+            beyond[n] = shape(index, data)[2 + n] - reached
+    sizes = [given[name] for name in ("stride", "padding", "dilation")]
+    draft.call(
+        of_data, "aten.convolution.default", gradient, weight, None, *sizes, not given["transposed"], beyond,
+        given["groups"],
+    )  # fmt: skip
+    if of_bias:
+        draft.call(of_bias, "aten.sum.dim_IntList", gradient, [0, *(2 + n for n in spatial)])
+    if any(node.results[0].spec != index.spec(node.name) for node in draft.nodes):
+        return None
+    if not of_weight:
+        return Replacement((call.name,), tuple(draft.nodes))
+    rest = graph_pb2.Node()
+    rest.CopyFrom(call)
+    rest.name = of_weight
+    for result, mask in zip(rest.results, rest.args[-1].list.values, strict=True):
+        mask.boolean = result.name == of_weight
+        if not mask.boolean:
+            result.Clear()
+    return Replacement((call.name,), (*draft.nodes, rest))
 
 
 def _added(index: GraphIndex, draft: Draft, node: str, mask: Named | None, group: list[int]) -> Named:

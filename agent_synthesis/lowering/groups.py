@@ -16,6 +16,7 @@ import torch
 from agent_synthesis.graphs.graph_index import GraphIndex
 from agent_synthesis.lowering import (
     convolution_handlers,
+    coverings_handlers,
     extremes_handlers,
     lookups_handlers,
     pointwise_handlers,
@@ -36,6 +37,7 @@ from warpsmith.graphs import aten, dtypes
 
 _FAMILIES = (
     convolution_handlers,
+    coverings_handlers,
     extremes_handlers,
     lookups_handlers,
     pointwise_handlers,

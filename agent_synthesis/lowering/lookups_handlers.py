@@ -30,6 +30,8 @@ from agent_synthesis.nests.symbolic import (
     type_of,
 )
 
+MOST_SCATTERED = 8
+"""Values along a dimension that each element is compared with: a target of each row, the largest few of it."""
 Positions = Mapping[int, Callable[[Indices], Expression]]
 """Dimension of a symbol → the position along it, of type I64 and in range, by the index of the result."""
 
@@ -165,6 +167,62 @@ def _index(tracer: Tracer, out: torch.Tensor, x: torch.Tensor, indices: Sequence
     return looked_up(tracer, tracer.symbol(x), {dim: position(dim) for dim in used}, rest, out.shape)
 
 
+@handles("scatter")
+def _scatter(
+    tracer: Tracer, out: torch.Tensor, x: torch.Tensor, dim: int, index: torch.Tensor, given: Any, **named: Any
+) -> Symbol:
+    """At each element, the last of the few values that were put there."""
+    if named:
+        raise Refused("a scatter that reduces is not lowered")
+    return _put(tracer, out, x, dim, index, given, lambda is_here, new, old: op("where", is_here, new, old))
+
+
+@handles("scatter_add")
+def _scatter_add(
+    tracer: Tracer, out: torch.Tensor, x: torch.Tensor, dim: int, index: torch.Tensor, given: torch.Tensor
+) -> Symbol:
+    """At each element, the sum of the few values that were put there."""
+
+    def added(is_here: Expression, new: Expression, old: Expression) -> Expression:
+        return op("where", is_here, op("add", old, new), old)
+
+    return _put(tracer, out, x, dim, index, given, added)
+
+
+def _put(
+    tracer: Tracer,
+    out: torch.Tensor,
+    x: torch.Tensor,
+    dim: int,
+    index: torch.Tensor,
+    given: Any,
+    joined: Callable[[Expression, Expression, Expression], Expression],
+) -> Symbol:
+    """`x` with values put at an index along a dimension, each compared with where an element is."""
+    if not x.dim():
+        raise Refused("a scatter into one element is not lowered")
+    dim %= x.dim()
+    count = index.shape[dim]
+    others = [extent for other, extent in enumerate(index.shape) if other != dim]
+    if others != [extent for other, extent in enumerate(x.shape) if other != dim]:
+        raise Refused("a scatter into a part of a tensor is not lowered")
+    if count > MOST_SCATTERED:
+        raise Refused(f"a scatter of more than {MOST_SCATTERED} values along a dimension is not lowered")
+    old, place, type_ = tracer.symbol(x), tracer.symbol(index), type_of(out.dtype)
+    new = tracer.symbol(given) if isinstance(given, torch.Tensor) else None
+
+    def at(position: Indices) -> Expression:
+        found = cast(old.at(position), type_.compute)
+        for number in range(count):
+            read = (*position[:dim], Index(number), *position[dim + 1 :])
+            is_here = op("eq", AxisValue(position[dim]), cast(place.at(read), Type.I64))
+            value = cast(new.at(read), type_.compute) if new is not None else literal(given, type_.compute)
+            found = joined(is_here, value, found)
+        return found
+
+    return Symbol(tuple(out.shape), type_, at)
+
+
 def _is_integer(dtype: torch.dtype) -> bool:
     return not dtype.is_floating_point and dtype is not torch.bool
 
@@ -249,7 +307,7 @@ def _cat(tracer: Tracer, out: torch.Tensor, tensors: Sequence[torch.Tensor], dim
         possible = [(start, part) for start, part in parts if start <= high and start + part.shape[dim] > low]
         result: Expression | None = None
         for start, part in reversed(possible):
-            found = cast(_clamped(tracer, part, {dim: -start}).at(index), type_.compute)
+            found = cast(clamped(tracer, part, {dim: -start}).at(index), type_.compute)
             if result is None:
                 result = found
                 continue
@@ -266,7 +324,7 @@ def _cat(tracer: Tracer, out: torch.Tensor, tensors: Sequence[torch.Tensor], dim
 def _pad(tracer: Tracer, out: torch.Tensor, x: torch.Tensor, pad: Sequence[int], fill: float = 0) -> Symbol:
     value, type_ = tracer.symbol(x), type_of(out.dtype)
     before = {x.dim() - 1 - place // 2: pad[place] for place in range(0, len(pad), 2)}
-    inner = _clamped(tracer, value, {dim: -count for dim, count in before.items()})
+    inner = clamped(tracer, value, {dim: -count for dim, count in before.items()})
 
     def at(index: Indices) -> Expression:
         tests = []
@@ -288,7 +346,7 @@ def _pad(tracer: Tracer, out: torch.Tensor, x: torch.Tensor, pad: Sequence[int],
     return Symbol(tuple(out.shape), type_, at)
 
 
-def _clamped(tracer: Tracer, value: Symbol, shifts: Mapping[int, int]) -> Symbol:
+def clamped(tracer: Tracer, value: Symbol, shifts: Mapping[int, int]) -> Symbol:
     """The symbol moved along dimensions; beyond its ends it has what it has there."""
 
     def at(index: Indices) -> Expression:

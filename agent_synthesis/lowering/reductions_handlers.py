@@ -307,7 +307,7 @@ def _batch_norm(tracer: Tracer, out: Any, x: torch.Tensor, weight: Any, bias: An
     scale, shift = (_optional(tracer, part, wide) for part in (weight, bias))
     result, rstd = _normalized(value, mean, variance, eps, scale, shift)
     saved = (mean, rstd) if training else (None, None)  # of the stored statistics, none are given
-    return [_result(tracer, result, out[0]), *(part and _result(tracer, part, t) for part, t in zip(saved, out[1:]))]
+    return [_result(tracer, result, out[0]), *(each and _result(tracer, each, out[1]) for each in saved)]
 
 
 def _moved_average(tracer: Tracer, running: torch.Tensor, fresh: Symbol, momentum: float) -> Symbol:

@@ -59,14 +59,14 @@ class Window:
         return element
 
 
-class _Pooling:
+class Pooling:
     """Windows over the last dimensions of a tensor; results have the outputs' extents there."""
 
     def __init__(self, value: Symbol, windows: Sequence[Window]) -> None:
         self.value = value
         self.windows = windows
-        self._lead = len(value.shape) - len(windows)
-        self.shape = (*value.shape[: self._lead], *(window.outputs for window in windows))
+        self.lead = len(value.shape) - len(windows)
+        self.shape = (*value.shape[: self.lead], *(window.outputs for window in windows))
 
     def fold(self, operation: str, of: Callable[[Indices, Indices], Expression], type_: Type) -> Symbol:
         """A reduction of each window: of a formula of the output's index and the element's place in the data."""
@@ -76,7 +76,7 @@ class _Pooling:
             return of(outer, self._place(outer, inner))
 
         def positions(outer: Indices, inner: Indices) -> tuple[Bound, ...]:
-            place = self._place(outer, inner)[self._lead :]
+            place = self._place(outer, inner)[self.lead :]
             bounds = (Bound(index, window.data) for index, window in zip(place, self.windows, strict=True))
             return tuple(bound for bound in bounds if bound.index != Index())
 
@@ -103,7 +103,7 @@ class _Pooling:
 
         def formula(output: Indices, place: Indices) -> Expression:
             value = self.value.at(place)
-            position = flatten(place[self._lead :], data)
+            position = flatten(place[self.lead :], data)
             backwards = AxisValue(position.scaled(-1).shifted(-1), key)
             other = literal(-(2 ** (8 * key.size_bytes - 1)), key)
             first = op("where", op("eq", value, extreme.at(output)), backwards, other)
@@ -123,15 +123,15 @@ class _Pooling:
         total = self.fold("sum", lambda _, place: cast(self.value.at(place), type_), type_)
 
         def at(index: Indices) -> Expression:
-            count: Expression = literal(divisor, type_) if divisor is not None else self._count(index, count_padding)
+            count: Expression = literal(divisor, type_) if divisor is not None else self.count(index, count_padding)
             return op("div", total.at(index), cast(count, type_))
 
         return Symbol(self.shape, type_, at)
 
-    def _count(self, index: Indices, count_padding: bool) -> Expression:
+    def count(self, index: Indices, count_padding: bool) -> Expression:
         """Elements of a window that count: with the padding, but never beyond it."""
         constant, varying = 1, list[Expression]()
-        for window, output in zip(self.windows, index[self._lead :], strict=True):
+        for window, output in zip(self.windows, index[self.lead :], strict=True):
             low, high = (-window.padding, window.data + window.padding) if count_padding else (0, window.data)
             first, last = -window.padding, (window.outputs - 1) * window.stride - window.padding
             if first >= low and last + window.size <= high:
@@ -148,27 +148,31 @@ class _Pooling:
         return result
 
     def _place(self, output: Indices, element: Indices) -> Indices:
-        lead = self._lead
+        lead = self.lead
         moved = (w.at(o, k) for w, o, k in zip(self.windows, output[lead:], element, strict=True))
         return (*output[:lead], *moved)
 
 
-def _each(value: Sequence[int] | int, rank: int) -> list[int]:
+def each_dimension(value: Sequence[int] | int, rank: int) -> list[int]:
     values = [value] if isinstance(value, int) else list(value)
     return values * rank if len(values) == 1 else values
 
 
-def _pooling(
+def pooling(
     value: Symbol, out: torch.Tensor, size: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1
-) -> _Pooling:
+) -> Pooling:
     rank = len(size)
-    sizes, paddings, dilations = _each(size, rank), _each(padding, rank), _each(dilation, rank)
-    strides = _each(stride, rank) if stride else sizes
+    sizes, paddings, dilations = (
+        each_dimension(size, rank),
+        each_dimension(padding, rank),
+        each_dimension(dilation, rank),
+    )
+    strides = each_dimension(stride, rank) if stride else sizes
     data = value.shape[len(value.shape) - rank :]
     outputs = tuple(out.shape)[out.dim() - rank :]
     if not value.type.is_float:
         raise Refused(f"pooling of {value.type.value} is not lowered")
-    return _Pooling(
+    return Pooling(
         value, [Window(*each) for each in zip(data, outputs, sizes, strides, dilations, paddings, strict=True)]
     )
 
@@ -182,7 +186,7 @@ def _max_pool(rank: int) -> Callable[..., list[Symbol]]:
         tracer: Tracer, out: Sequence[torch.Tensor], x: torch.Tensor, size: Any, stride: Any = (), padding: Any = 0,
         dilation: Any = 1, _ceil: bool = False,
     ) -> list[Symbol]:  # fmt: skip
-        made = _pooling(tracer.symbol(x), out[0], _each(size, rank), stride, padding, dilation)
+        made = pooling(tracer.symbol(x), out[0], each_dimension(size, rank), stride, padding, dilation)
         extreme = made.extreme()
         return [_typed(extreme, type_of(out[0].dtype)), made.extreme_place(extreme)]
 
@@ -194,14 +198,14 @@ def _average_pool(rank: int) -> Callable[..., Symbol]:
         tracer: Tracer, out: torch.Tensor, x: torch.Tensor, size: Any, stride: Any = (), padding: Any = 0,
         _ceil: bool = False, count_include_pad: bool = True, divisor_override: int | None = None,
     ) -> Symbol:  # fmt: skip
-        made = _pooling(tracer.symbol(x), out, _each(size, rank), stride, padding)
+        made = pooling(tracer.symbol(x), out, each_dimension(size, rank), stride, padding)
         type_ = type_of(out.dtype)
         return _typed(made.mean(type_.compute, count_include_pad, divisor_override), type_)
 
     return handler
 
 
-def _even_windows(x: torch.Tensor, out: torch.Tensor, rank: int) -> list[int]:
+def even_windows(x: torch.Tensor, out: torch.Tensor, rank: int) -> list[int]:
     """Sizes of the windows of an adaptive pooling, where they are all alike."""
     pairs = list(zip(x.shape[x.dim() - rank :], out.shape[out.dim() - rank :], strict=True))
     if any(data % outputs for data, outputs in pairs):
@@ -211,14 +215,14 @@ def _even_windows(x: torch.Tensor, out: torch.Tensor, rank: int) -> list[int]:
 
 def _adaptive_max_pool(rank: int) -> Callable[..., list[Symbol]]:
     def handler(tracer: Tracer, out: Sequence[torch.Tensor], x: torch.Tensor, _: Any) -> list[Symbol]:
-        return _max_pool(rank)(tracer, out, x, _even_windows(x, out[0], rank))
+        return _max_pool(rank)(tracer, out, x, even_windows(x, out[0], rank))
 
     return handler
 
 
 def _adaptive_average_pool(rank: int) -> Callable[..., Symbol]:
     def handler(tracer: Tracer, out: torch.Tensor, x: torch.Tensor, _: Any) -> Symbol:
-        return _average_pool(rank)(tracer, out, x, _even_windows(x, out, rank))
+        return _average_pool(rank)(tracer, out, x, even_windows(x, out, rank))
 
     return handler
 

@@ -386,8 +386,8 @@ def _indices(nest: Nest) -> list[Index]:
 
 
 def _splits_of(indices: Iterable[Index], extents: Mapping[str, int]) -> dict[str, set[int]]:
-    """Axes that a quotient or remainder divides, alone or as a digit of a number whose lower digits it passes over, with
-    the steps at which to split them: that makes it affine."""
+    """Axes that a quotient or remainder divides, alone or as a digit of a number, with the steps at which to split
+    them: that makes it affine."""
     wanted: dict[str, set[int]] = {}
 
     def visit(index: Index) -> None:
@@ -405,7 +405,7 @@ def _splits_of(indices: Iterable[Index], extents: Mapping[str, int]) -> dict[str
 
 
 def _digits(number: Index, extents: Mapping[str, int]) -> list[tuple[str, int]]:
-    """Axes of a number with their weights, where each weighs more than all lighter ones make; none for another index."""
+    """Axes of a number with their weights, where each weighs more than all lighter ones make; else none."""
     found: list[tuple[str, int]] = []
     most = 0
     for atom, weight in sorted(number.terms, key=lambda term: term[1]):
