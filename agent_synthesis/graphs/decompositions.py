@@ -60,7 +60,8 @@ class _Calls(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._index, self._node, self._draft = index, node, Draft(index)
         self._names: dict[int, str] = {}
         self._alive: list[torch.Tensor] = []
-        self._nodes: dict[str, graph_pb2.Node] = {}
+        self._made: dict[str, graph_pb2.Node] = {}
+        """Tensor → the call that makes it."""
 
     def given(self, value: object) -> Any:
         """An argument of the call: its tensors without data."""
@@ -76,21 +77,28 @@ class _Calls(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func is torch.ops.prims.convert_element_type.default:
             func, args, kwargs = torch.ops.aten._to_copy.default, args[:1], {"dtype": args[1]}
         made = func(*args, **kwargs)
-        if func.namespace != "aten" or func._schema.is_mutable or not isinstance(made, torch.Tensor):
+        results = [made] if isinstance(made, torch.Tensor) else made
+        is_data = isinstance(results, list | tuple) and all(isinstance(each, torch.Tensor) for each in results)
+        if func.namespace != "aten" or func._schema.is_mutable or not is_data:
             raise _NoData
         target = aten.target_of(func)
         target = aten.INITIALISED.get(target, target)
         name = self._free(f"{self._node}_{aten.operation(target).strip('_')}")
         call = graph_pb2.Node(name=name, target=target, args=map(self._encoded, args))
         call.kwargs.extend(tensor_pb2.NamedValue(name=key, value=self._encoded(each)) for key, each in kwargs.items())
-        result = call.results.add(name=name, spec=dtypes.spec_of(made))
-        memory = made.untyped_storage()._cdata
-        for tensor in reversed(self._alive):
-            if tensor.untyped_storage()._cdata == memory:
-                result.alias_of = self._names[id(tensor)]
-                break
-        self._nodes[name] = call
-        return self._know(made, name)
+        for number, tensor in enumerate(results):
+            result = call.results.add(name=f"{name}_{number}" if len(results) > 1 else name)
+            result.spec.CopyFrom(dtypes.spec_of(tensor))
+            result.alias_of = self._looked_at(tensor, [*args, *kwargs.values()])
+            self._made[result.name] = call
+            self._know(tensor, result.name)
+        return made
+
+    def _looked_at(self, tensor: torch.Tensor, given: Sequence[object]) -> str:
+        """Name of the argument in whose memory a result lies; "" for none."""
+        memory = tensor.untyped_storage()._cdata
+        tensors = (each for each in given if isinstance(each, torch.Tensor))
+        return next((self._names[id(each)] for each in tensors if each.untyped_storage()._cdata == memory), "")
 
     def replacement(self, call: graph_pb2.Node, results: Sequence[torch.Tensor | None]) -> Replacement | None:
         """What was written down for the results that are read; None where one is an argument, or laid out otherwise."""
@@ -99,12 +107,12 @@ class _Calls(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if not result.name:
                 continue
             name = self._names.get(id(tensor), "")
-            if name not in self._nodes or self._nodes[name].results[0].spec != result.spec:
+            if tensor is None or name not in self._made or dtypes.spec_of(tensor) != result.spec:
                 return None
             renamed[result.name] = name
         needed, kept = {*renamed.values()}, list[graph_pb2.Node]()
-        for name, node in reversed(self._nodes.items()):
-            if name in needed:
+        for name, node in reversed(self._made.items()):
+            if name in needed and node not in kept:
                 kept.insert(0, node)
                 needed.update(tensor_names(aten.arguments_of(node)))
         return Replacement((call.name,), tuple(kept), renamed)
@@ -121,7 +129,7 @@ class _Calls(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _free(self, wanted: str) -> str:
         name, count = self._draft.free(wanted), 1
-        while name in self._nodes:
+        while name in self._made or f"{name}_0" in self._made:
             count += 1
             name = self._draft.free(f"{wanted}_{count}")
         return name

@@ -8,7 +8,7 @@ storing it from the same kernel would tie a knot.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from typing import Literal
 
@@ -91,15 +91,17 @@ def _authored_in_parts(plan: Plan, made: Replacement) -> Plan:
     return result
 
 
-def fused(plan: Plan, name: str, producer: str) -> Plan:
+def fused(plan: Plan, name: str, producer: str, ways: Sequence[Way] = WAYS) -> Plan:
     """The plan with a producer computed inside a group, or with a sibling that reads the same tensor beside it.
+
+    `ways`: those that are tried, in order.
 
     Raises:
         IllegalMove: they have nothing in common, are not one nest together, or no schedule takes it.
     """
     if producer == ALL_PRODUCERS:
         return fused_with_all(plan, name)
-    return _set_by_default(_fused(plan, name, producer), name)
+    return _set_by_default(_fused(plan, name, producer, ways), name)
 
 
 def _joined(plan: Plan, name: str, producer: str, way: Way) -> Plan:
@@ -246,7 +248,8 @@ def _tried(plan: Plan, group: Group, other: Group, way: Way) -> Plan:
         recomputed = tuple(sorted({*group.recomputed, *other.recomputed} - {*nodes}, key=position))
     else:
         nodes = group.nodes
-        recomputed = tuple(sorted({*group.recomputed, *plan.all_nodes(other)} - {*nodes}, key=position))
+        needed = _needed(plan, plan.reads(group), plan.all_nodes(other))
+        recomputed = tuple(sorted({*group.recomputed, *needed} - {*nodes}, key=position))
     for node in (*nodes, *recomputed):  # the cheap refusal first: most pairs fail because one may not move
         if not index.is_pure(node) and (node in recomputed or not index.writes_back(node)):
             raise IllegalMove(f"{index.nodes[node].target} may not move into a kernel")
@@ -257,6 +260,17 @@ def _tried(plan: Plan, group: Group, other: Group, way: Way) -> Plan:
             raise IllegalMove(f"{node} multiplies matrices or windows, which is not worth computing twice")
     removed = (group.name, other.name) if way == "moved" else (group.name,)
     return plan.replaced(removed, [replace(group, nodes=nodes, recomputed=recomputed, engine="authored")])
+
+
+def _needed(plan: Plan, tensors: Iterable[str], among: Collection[str]) -> set[str]:
+    """Of some calls, those that tensors need; views are seen through."""
+    pending, found = list(tensors), set[str]()
+    while pending:
+        maker = plan.index.producer(pending.pop())
+        if maker is not None and maker in among and maker not in found:
+            found.add(maker)
+            pending += plan.index.reads_from_outside((maker,))
+    return found
 
 
 def _multiplies(plan: Plan, node: str) -> bool:

@@ -7,13 +7,14 @@ nothing is computed twice. A search of a network begins with that instead of fin
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from agent_synthesis.nests.analysis.convolution import convolves
 from agent_synthesis.nests.ir import Nest
 from agent_synthesis.nests.product import multiplies_matrices
-from agent_synthesis.plans import cost, fusion
-from agent_synthesis.plans.partition import Group
+from agent_synthesis.plans import cost, fusion, saving
+from agent_synthesis.plans.partition import Group, touched
 from agent_synthesis.plans.plan import Plan, schedules_for
 from agent_synthesis.rewrite import with_replacement
 from agent_synthesis.rewrite.calls import operation
@@ -23,6 +24,9 @@ EVERY_GROUP = "*"
 """Group of an author move that makes a whole plan."""
 LEAST_KERNELS = 3
 """That a whole plan adds where nothing convolves: fewer are a chain of moves, which a reasoner proposes."""
+_LOOKUPS = frozenset({"gather", "index", "index_select", "take"})
+_MOST_ROUNDS = 3
+_MOST_SIBLINGS = 4
 MOST_POINTS = 64
 """Counters that one kernel updates: each is an argument of it."""
 CHOICES: Mapping[str, str] = {
@@ -33,7 +37,10 @@ CHOICES: Mapping[str, str] = {
 
 
 def least_kernels(plan: Plan) -> int:
-    """That a whole plan adds: one beside convolutions, which may be laid out anew before."""
+    """That a whole plan adds: one beside convolutions, which may be laid out anew before, and of a training step, where
+    no other move computes anything again."""
+    if plan.index.graph.gradients:
+        return 1
     return 1 if any("conv" in operation(node) for node in plan.index.nodes.values()) else LEAST_KERNELS
 
 
@@ -58,8 +65,9 @@ def authored(plan: Plan, choice: str) -> Plan:
         is_kept = plan.prepared and plan.is_kept(group)  # constants are often as cheap to make as to read
         return group.engine != "written" and not is_kept and (choice == "" or not _multiplies(plan, group))
 
-    apart = [made for group in plan.groups if (made := fusion.bias_apart(plan, group)) is not None]
-    result = with_replacement(plan, *apart) if apart else plan
+    result = saving.with_least_traffic(plan)
+    apart = [made for group in result.groups if (made := fusion.bias_apart(result, group)) is not None]
+    result = with_replacement(result, *apart) if apart else result
     for name in [group.name for group in reversed(result.groups)]:
         group = result.partition.by_name.get(name)
         if group is None or group.engine != "library" or result.is_kept(group):
@@ -67,7 +75,11 @@ def authored(plan: Plan, choice: str) -> Plan:
         if may_join(result, group):
             with contextlib.suppress(IllegalMove):
                 result = fusion.authored(result, name)
-                result = fusion.fused_with_all(result, name, ["moved"], may_join)
+                result = fusion.fused_with_all(
+                    result, name, ["moved"], lambda *given: may_join(*given) and not _looks_up(*given)
+                )
+    if result.index.graph.gradients:
+        result = _with_less_traffic(result, may_join)
     result = _with_copies_apart(result, may_join)
     result = _with_points_together(result)
     count = sum(group.engine == "authored" for group in result.groups)
@@ -75,6 +87,81 @@ def authored(plan: Plan, choice: str) -> Plan:
     if count - sum(group.engine == "authored" for group in plan.groups) < least:
         raise IllegalMove(f"fewer than {least} kernels of our own would come of it")
     return result
+
+
+def _looks_up(plan: Plan, group: Group) -> bool:
+    """Whether a call of a training step takes few elements of what others make: it goes with those, not with what reads
+    it, and so they need not be stored."""
+    if not plan.index.graph.gradients:
+        return False
+    outside = plan.reads(group)
+    for node in group.nodes:
+        if operation(plan.index.nodes[node]) in _LOOKUPS:
+            most = max(_count(plan, each) for each in plan.index.results(node))
+            read = [each for each in plan.index.reads_from_outside((node,)) if each in outside]
+            if any(plan.index.producer(each) is not None and _count(plan, each) > most for each in read):
+                return True
+    return False
+
+
+def _count(plan: Plan, tensor: str) -> int:
+    return math.prod(plan.index.spec(tensor).shape)
+
+
+def _with_less_traffic(plan: Plan, may_join: Callable[[Plan, Group], bool]) -> Plan:
+    """The plan in which kernels join others, or compute again what others make, as long as less memory is moved.
+
+    Of a training step: its forward and its backward read the same tensors, as do the gradients of several inputs.
+    """
+    for _ in range(_MOST_ROUNDS):
+        before = plan
+        for name in [group.name for group in reversed(plan.groups)]:
+            if name in plan.partition.by_name and plan.group(name).engine == "authored":
+                plan = _joined_where_less_is_moved(plan, name, may_join)
+                plan = _spread_where_less_is_moved(plan, name)
+        if plan is before:
+            break
+    return plan
+
+
+def _joined_where_less_is_moved(plan: Plan, name: str, may_join: Callable[[Plan, Group], bool]) -> Plan:
+    for other in (*plan.producers(plan.group(name))[::-1], *plan.siblings(plan.group(name))[-_MOST_SIBLINGS:]):
+        near = plan.partition.by_name.get(other)
+        if near is None or near.engine != "authored" or not may_join(plan, near) or _looks_up(plan, near):
+            continue
+        for way in fusion.WAYS:
+            with contextlib.suppress(IllegalMove):
+                made = fusion.fused(plan, name, other, [way])
+                if _moves_less(made, plan):
+                    return _joined_where_less_is_moved(made, name, may_join)
+    return plan
+
+
+def _spread_where_less_is_moved(plan: Plan, name: str) -> Plan:
+    """The plan with a group computed again by all that read its results, which then are not stored."""
+    if name not in plan.partition.by_name or not plan.outputs(plan.group(name)):
+        return plan
+    names = {reader for tensor in plan.outputs(plan.group(name)) for reader in plan.partition.readers[tensor]} - {name}
+    if len(names) < 2 or not all(reader and plan.group(reader).engine == "authored" for reader in names):
+        return plan
+    made = plan
+    with contextlib.suppress(IllegalMove):
+        for reader in sorted(names, key=plan.partition.places.__getitem__):
+            if reader in made.partition.by_name and name in made.producers(made.group(reader)):
+                made = fusion.fused(made, reader, name, ["again"])
+        return made if _moves_less(made, plan) else plan
+    return plan
+
+
+def _moves_less(made: Plan, plan: Plan) -> bool:
+    """Whether a plan moves less memory than the one that it was made of, and computes only single elements again: what
+    is reduced is small, and kept."""
+    own, theirs = (touched(a.partition, b.partition) for a, b in ((plan, made), (made, plan)))
+    before = {node for group in own for node in group.recomputed}
+    again = {node for group in theirs for node in group.recomputed} - before
+    if not all(saving.is_elementwise(plan.index, node) for node in again):
+        return False
+    return _moved_bytes(made, theirs) < _moved_bytes(plan, own)
 
 
 def _with_copies_apart(plan: Plan, may_join: Callable[[Plan, Group], bool]) -> Plan:
@@ -92,7 +179,7 @@ def _with_copies_apart(plan: Plan, may_join: Callable[[Plan, Group], bool]) -> P
         with contextlib.suppress(IllegalMove):
             made = fusion.authored(fusion.authored(fusion.as_library(result, name), name), inner)
             made = fusion.fused_with_all(made, inner, ["moved"], may_join)
-            if _moved_bytes(made) < _moved_bytes(result):
+            if _moved_bytes(made, made.groups) < _moved_bytes(result, result.groups):
                 result = made
     return result
 
@@ -105,9 +192,9 @@ def _copies(plan: Plan, group: Group) -> bool:
     return plan.index.spec(node.args[0].tensor).strides != plan.index.spec(node.results[0].name).strides
 
 
-def _moved_bytes(plan: Plan) -> int:
-    """Of all groups in one call."""
-    costs = (cost.of_group(plan, group) for group in plan.groups)
+def _moved_bytes(plan: Plan, groups: Iterable[Group]) -> int:
+    """Of groups in one call."""
+    costs = (cost.of_group(plan, group) for group in groups)
     return sum(each.read_bytes + each.write_bytes + each.extra_bytes for each in costs)
 
 
