@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Protocol
 
 from orchestrator.commands.report import labels_of
-from orchestrator.exports import foreign_text, library_steps
-from orchestrator.exports.export_outputs import outputs
+from orchestrator.exports.writing import foreign_text, library_steps
+from orchestrator.exports.writing.outputs import outputs
 from warpsmith import arguments as launch_arguments
 from warpsmith import hardware
 from warpsmith.contract import structures, words

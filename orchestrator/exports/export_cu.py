@@ -10,8 +10,9 @@ from __future__ import annotations
 import re
 from string import Template
 
-from orchestrator.exports import export, export_kernelbench, foreign_text
+from orchestrator.exports import export, export_kernelbench
 from orchestrator.exports.export import Exported
+from orchestrator.exports.writing import foreign_text
 from warpsmith import arguments, hardware
 from warpsmith.errors import BadInput
 from warpsmith.v1 import analysis_pb2, candidate_pb2, graph_pb2, run_pb2, task_pb2, tensor_pb2

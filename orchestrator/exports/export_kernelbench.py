@@ -10,9 +10,10 @@ import ast
 import contextlib
 import re
 
-from orchestrator.exports import export, foreign_text
+from orchestrator.exports import export
 from orchestrator.exports.export import Exported, Names
 from orchestrator.exports.export_module import extents
+from orchestrator.exports.writing import foreign_text
 from warpsmith import hardware
 from warpsmith.arguments import copied_type
 from warpsmith.errors import BadInput

@@ -7,8 +7,9 @@ import struct
 import textwrap
 from collections.abc import Mapping, Sequence
 
-from orchestrator.exports import export, export_shapes, foreign_text
+from orchestrator.exports import export, export_shapes
 from orchestrator.exports.export import Exported, Names
+from orchestrator.exports.writing import foreign_text
 from warpsmith import hardware
 from warpsmith.arguments import copied_type
 from warpsmith.processor_flags import FLAGS, LINKED

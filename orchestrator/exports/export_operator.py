@@ -12,9 +12,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from string import Template
 
-from orchestrator.exports import export, export_module, export_shapes, library_steps
+from orchestrator.exports import export, export_module, export_shapes
 from orchestrator.exports.export import ExportedFolder, Names
-from orchestrator.exports.export_outputs import outputs
+from orchestrator.exports.writing import library_steps
+from orchestrator.exports.writing.outputs import outputs
 from orchestrator.trust import record
 from warpsmith.contract import structures
 from warpsmith.contract.structures import OWN_CLASS

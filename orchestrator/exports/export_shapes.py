@@ -12,8 +12,9 @@ from collections.abc import Collection, Iterator, Sequence
 from pathlib import PurePosixPath
 from typing import Protocol, runtime_checkable
 
-from orchestrator.exports import export, foreign_text, library_steps
+from orchestrator.exports import export
 from orchestrator.exports.export import Exported, ExportedFolder, Exporter
+from orchestrator.exports.writing import foreign_text, library_steps
 from warpsmith import hardware
 from warpsmith.contract import words
 from warpsmith.errors import BadInput

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 
-from orchestrator.exports import library_steps
+from orchestrator.exports.writing import library_steps
 from orchestrator.live.calls import Call, twins
 from orchestrator.tasks import intake
 from warpsmith.errors import BadInput

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from orchestrator.exports import foreign_text
 from orchestrator.exports.export import Names
 from orchestrator.exports.export_kernelbench import KernelBenchExporter
 from orchestrator.exports.export_module import ModuleExporter
+from orchestrator.exports.writing import foreign_text
 from warpsmith.contract import structures
 from warpsmith.errors import BadInput
 from warpsmith.v1 import analysis_pb2, candidate_pb2, graph_pb2, run_pb2, task_pb2, tensor_pb2

@@ -12,7 +12,7 @@ from agent_synthesis.generator import generate
 from agent_synthesis.graphs.graph_index import GraphIndex
 from agent_synthesis.plans.plan import plan_zero
 from agent_synthesis.testing import Applied
-from orchestrator.exports import foreign_text, library_steps
+from orchestrator.exports.writing import foreign_text, library_steps
 from warpsmith.errors import BadInput
 from warpsmith.graphs import aten, blocks
 from warpsmith.graphs.capture import capture

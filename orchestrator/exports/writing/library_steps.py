@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from orchestrator.exports import foreign_text
+from orchestrator.exports.writing import foreign_text
 from warpsmith import program_steps
 from warpsmith.errors import BadInput
 from warpsmith.v1 import candidate_pb2, graph_pb2, tensor_pb2
