@@ -8,7 +8,7 @@ import os
 from collections.abc import AsyncIterator, Iterator
 
 from orchestrator.archive import Archive
-from orchestrator.exports import export_files, export_shapes
+from orchestrator.exports import export_files, export_training
 from orchestrator.exports.export import Exported, ExportedFolder, Exporter
 from orchestrator.pipeline import without_bulk
 from orchestrator.search import Search
@@ -123,7 +123,7 @@ class OptimizationServicer(optimization_service_pb2_grpc.OptimizationServiceServ
         for run in runs:
             if not run.HasField("best") or not run.best.timing.faster:
                 raise NotFound(f"run {run.id} found nothing faster, so there is nothing to export: {run.message}")
-        match export_shapes.export_all(exporter, request.flavour or DEFAULT_EXPORTER, runs):
+        match export_training.export_all(exporter, request.flavour or DEFAULT_EXPORTER, runs):
             case Exported(name, text):
                 return messages.ExportBestResponse(file_name=export_files.own_name(name), text=text)
             case ExportedFolder(name, files):

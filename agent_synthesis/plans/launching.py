@@ -54,6 +54,8 @@ def _launches(plan: Plan) -> int:
 def _why_not(plan: Plan) -> str:
     if plan.target != task_pb2.TARGET_CUDA:
         return "only a GPU launches graphs"
+    if plan.index.graph.gradients:
+        return "what a training step's forward gives is wanted before its backward begins"
     if plan.cuda_graph:
         return "the plan is launched as a CUDA graph already"
     if _launches(plan) < LEAST_LAUNCHES:

@@ -36,7 +36,7 @@ import torch
 from agent_reasoning.roofline_reasoner import RooflineReasoner
 from agent_synthesis.synthesizer import BuiltInSynthesizer
 from benchmarks.timing import cpu_examples
-from orchestrator.exports import export_files, export_shapes
+from orchestrator.exports import export_files, export_training
 from orchestrator.exports.export import Exported, ExportedFolder, Exporter
 from orchestrator.tasks import intake
 from warpsmith import plugins
@@ -117,7 +117,7 @@ def measured(name: str, source: Path, flavour: str, place: int, options: argpars
     for number, run in enumerate(runs):
         run.id = f"host-time-{number}"
     runs.insert(place, runs.pop(0))
-    made = imported(export_shapes.export_all(exporter, flavour, runs), source.parent / f"{flavour}_{place}")
+    made = imported(export_training.export_all(exporter, flavour, runs), source.parent / f"{flavour}_{place}")
     guard = made._ws_guard if len(runs) == 1 else made._ws_shapes.rows[place][1]
     torch.manual_seed(0)
     with torch.device(options.target):

@@ -344,10 +344,10 @@ def guard(run: run_pb2.Run, mark: str = "") -> str:
     tensors = iter(task.inputs)
     if strange := next((text for text in task.input_literals if text and not structures.is_input_literal(text)), ""):
         raise BadInput(f"the input {strange[:40]!r} is no literal")
-    leaves = [f"({text},)" if text else _kind(next(tensors)) for text in task.input_literals]
-    leaves += map(_kind, tensors)
+    leaves = [f"({text},)" if text else kind(next(tensors)) for text in task.input_literals]
+    leaves += map(kind, tensors)
     leaf_rows = "".join(f"        {leaf},\n" for leaf in leaves)
-    member_rows = "".join(f"        {name!r}: {_kind(specs[name])},\n" for name in members(program))
+    member_rows = "".join(f"        {name!r}: {kind(specs[name])},\n" for name in members(program))
     reads_mode = any(READS_MODE.search(text_of(source)) for source in task.sources)
     cooperative = any(step.launch.cooperative for step in program.steps)
     return f'''_ws_guard{mark} = _WsGuard(
@@ -364,7 +364,8 @@ def guard(run: run_pb2.Run, mark: str = "") -> str:
 )'''
 
 
-def _kind(spec: tensor_pb2.TensorSpec) -> str:
+def kind(spec: tensor_pb2.TensorSpec) -> str:
+    """A tensor's (shape, strides, dtype) as Python."""
     return f"({tuple(spec.shape)}, {tuple(spec.strides)}, {library_steps.dtype(spec.dtype)})"
 
 

@@ -83,6 +83,12 @@ def head(runs: Sequence[run_pb2.Run], carried: Sequence[str] = (), imports: Sequ
 
 def kernel(run: run_pb2.Run, names: Names, sources: str, *, code: str = "", mark: str = "") -> list[str]:
     """Parts of a file that are one kernel's, from its sources to `_ws_forward`; `mark` stands after their names."""
+    made, function = unguarded(run, names, sources, code=code, mark=mark)
+    return [made, export.guard(run, mark), function]
+
+
+def unguarded(run: run_pb2.Run, names: Names, sources: str, *, code: str = "", mark: str = "") -> tuple[str, str]:
+    """The same without a guard: what builds and launches the kernels, and `_ws_forward`."""
     program = run.best.candidate.program
     on_gpu = program.target == task_pb2.TARGET_CUDA
     launches, steps = list[str](), list[list[str]]()
@@ -104,7 +110,7 @@ def kernel(run: run_pb2.Run, names: Names, sources: str, *, code: str = "", mark
     flags = [repr(hardware.architecture(program))] if on_gpu else [repr(list(FLAGS)), repr(list(LINKED)), "_ws_require"]
     built = [f"_WS_SOURCES{mark}", *flags, *([code] if code else [])]
     made = [f"_WS_SOURCES{mark} = {sources}", f"_ws_kernels{mark} = _WsKernels({', '.join(built)})", *launches]
-    return ["\n".join(made), export.guard(run, mark), export.forward(run, names, steps, mark=mark)]
+    return "\n".join(made), export.forward(run, names, steps, mark=mark)
 
 
 def texts(run: run_pb2.Run, shared: Mapping[str, str] | None = None) -> str:
