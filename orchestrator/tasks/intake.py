@@ -208,6 +208,13 @@ def accept(task: task_pb2.Task) -> None:
         raise BadInput(f"{task.name}: the task names no tensor inputs or outputs; make it with intake")
     if strange := next((text for text in task.input_literals if not _is_literal(text)), ""):
         raise BadInput(f"{task.name}: the input {strange[:40]!r} is no literal")
+    step = task.training_step
+    gradients, outputs = len(step.gradients), len(task.outputs) - len(step.inputs) - len(step.parameters)
+    places = [*((place, len(task.inputs) - gradients) for place in step.inputs), *((o, outputs) for o in step.outputs)]
+    if len(step.outputs) != gradients or not all(0 <= place < count for place, count in places):
+        raise BadInput(f"{task.name}: the training step names inputs or outputs that the task has not")
+    if task.HasField("training_step") and not gradients:
+        raise BadInput(f"{task.name}: the training step is given no gradient; make the task with intake")
     if task.digest != of_task(task):
         raise BadInput(f"{task.name}: the task's digest is not that of its sources")
 

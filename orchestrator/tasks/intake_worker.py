@@ -40,8 +40,12 @@ def inspect(task: task_pb2.Task) -> task_pb2.Task:
 
 
 def _run_step(task: task_pb2.Task, module: task_module.TaskModule, built: torch.nn.Module) -> task_pb2.Task:
-    with module.explaining("a training step failed"):
-        step = training_step.described(task.training_step, built, module.inputs(SEED))
+    arguments = module.inputs(SEED)
+    try:
+        with module.explaining("a training step failed"):
+            step = training_step.described(task.training_step, built, arguments)
+    except training_step.NoGradient as error:
+        raise BadInput(f"{task.entry_path}: {error}") from None
     known = task_pb2.Task()
     known.CopyFrom(task)
     known.training_step.CopyFrom(step)

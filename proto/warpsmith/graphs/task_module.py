@@ -317,6 +317,7 @@ def by_position(kind: type[torch.nn.Module]) -> type[torch.nn.Module]:
     def forward(self: torch.nn.Module, *args: Any) -> Any:
         return kind.forward(self, *args[:count], **dict(zip(names, args[count:], strict=False)))
 
+    forward.names = [parameter.name for parameter in parameters]  # type: ignore[attr-defined]
     named = {name: getattr(kind, name) for name in ("__module__", "__qualname__", "__doc__")}
     return type(kind.__name__, (kind,), {**named, "forward": forward})
 

@@ -28,6 +28,10 @@ from warpsmith.v1 import task_pb2, tensor_pb2
 Forward = Callable[..., Any]
 
 
+class NoGradient(BadInput):
+    """There is no such gradient as was asked for."""
+
+
 @dataclass(frozen=True)
 class Step:
     """What a step computes: positions among flattened tensor inputs and outputs, and names of parameters."""
@@ -169,7 +173,7 @@ def described(message: task_pb2.TrainingStep, module: torch.nn.Module, args: Seq
     patterns of `wanted` take.
 
     Raises:
-        BadInput: a pattern takes nothing that could have a gradient; no output depends on anything wanted.
+        NoGradient: a pattern takes nothing that could have a gradient; no output depends on anything wanted.
     """
     names = {name: position for position, name in enumerate(_input_names(module, args))}
     tensors = _tensors(args)
@@ -179,7 +183,7 @@ def described(message: task_pb2.TrainingStep, module: torch.nn.Module, args: Seq
     for pattern in message.wanted:
         known = [*(labels[position] for position in inputs), *parameters]
         if not fnmatch.filter(known, pattern):
-            raise BadInput(
+            raise NoGradient(
                 f"--grad {pattern}: names no input or parameter that can have a gradient; there are {', '.join(known)}"
             )
     if message.wanted:
@@ -188,7 +192,7 @@ def described(message: task_pb2.TrainingStep, module: torch.nn.Module, args: Seq
     outputs = _differentiable(inputs, module, args)
     gradients = [torch.empty_like(output) for output in outputs.values()]
     if not outputs:
-        raise BadInput("no output of the forward depends on a parameter or input that can have a gradient")
+        raise NoGradient("no output of the forward depends on a parameter or input that can have a gradient")
     step = Step(inputs, parameters, tuple(outputs))
     _, of_inputs, of_parameters = step.run(module, functools.partial(type(module).forward, module), (*args, *gradients))
     found = task_pb2.TrainingStep(wanted=message.wanted, outputs=outputs, gradients=map(dtypes.spec_of, gradients))
@@ -210,11 +214,13 @@ def _differentiable(inputs: Sequence[int], module: torch.nn.Module, args: Sequen
 
 def _input_names(module: torch.nn.Module, args: Sequence[Any]) -> Iterator[str]:
     """A name for each tensor input: forward's parameter, with its path where an argument holds several."""
-    parameters = list(inspect.signature(type(module).forward).parameters.values())[1:]
+    forward = type(module).forward
+    given = getattr(forward, "names", None)  # of a forward that takes some by name only
+    parameters = list(inspect.signature(forward).parameters.values())[1:]
     for position, argument in enumerate(args):
-        known = parameters[position] if position < len(parameters) else parameters[-1]
+        known = parameters[min(position, len(parameters) - 1)]
         is_several = known.kind in (known.VAR_POSITIONAL, known.VAR_KEYWORD)
-        name = f"{known.name}{position}" if is_several else known.name
+        name = given[position] if given else f"{known.name}{position}" if is_several else known.name
         for path, leaf in pytree.tree_flatten_with_path(argument)[0]:
             if isinstance(leaf, torch.Tensor):
                 yield name + pytree.keystr(path)
