@@ -13,7 +13,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -24,8 +24,16 @@ from rich.console import Console
 
 import warpsmith
 from orchestrator.archiving import archive_commands
-from orchestrator.commands import budgets, chosen, client, directory_bench, report, trust_commands, up_command
-from orchestrator.commands.module_runs import ModuleRuns
+from orchestrator.commands import (
+    budgets,
+    chosen,
+    client,
+    directory_bench,
+    module_runs,
+    report,
+    trust_commands,
+    up_command,
+)
 from orchestrator.commands.options import (
     DEFAULT_RUNS,
     Agent,
@@ -66,7 +74,7 @@ from orchestrator.web import web_command
 from warpsmith import printable
 from warpsmith.errors import BadInput, NotFound, WarpsmithError
 from warpsmith.v1 import optimization_service_pb2 as messages
-from warpsmith.v1 import run_pb2, task_pb2, trial_pb2
+from warpsmith.v1 import run_pb2, trial_pb2
 
 app = typer.Typer(
     name="warpsmith",
@@ -94,8 +102,6 @@ def _common(
 
 
 INSPECTED_AT_ONCE = 2
-_EARLIER_RUNS = 20
-"""That say how long a phase mostly takes."""
 _UsageError: Any = typer.BadParameter.__base__
 """click's, of which typer may carry a copy of its own."""
 
@@ -145,7 +151,7 @@ def optimize(
         inspected = [pool.submit(intake.inspect, task) for task in tasks]
         with client.searching(server, runs, environment) as serving:
             ready = _all(each.result for each in inspected)
-            ended = _optimise_all(serving, ready, limits, search, fresh, progress)
+            ended = module_runs.optimise_all(serving, ready, limits, search, fresh, progress)
     finally:
         pool.shutdown(wait=False, cancel_futures=True)  # after Ctrl-C nothing queued is inspected
     _finish(ended, as_json, server, runs)
@@ -177,7 +183,7 @@ def resume(
     environment = chosen.environment(chosen.agents(plugin, reasoner, synthesizer), "", server, trust_input)
     progress = Progress()
     with client.searching(server, runs, environment) as serving, progress:
-        ended = _followed(serving, [client.resume(serving.orchestrator, run)], progress)
+        ended = module_runs.followed(serving, [client.resume(serving.orchestrator, run)], progress)
     _finish(ended, as_json, server, runs)
 
 
@@ -202,42 +208,6 @@ def _all(calls: Iterable[Callable[[], MadeT]]) -> list[MadeT]:
     return made
 
 
-def _optimise_all(
-    serving: client.Serving,
-    tasks: list[task_pb2.Task],
-    limits: run_pb2.Budget,
-    search: str,
-    fresh: bool,
-    progress: Progress,
-) -> list[run_pb2.Run]:
-    """Starts a run for each task and watches them one after another."""
-    orchestrator = serving.orchestrator
-    with suppress(WarpsmithError):  # a hint for people keeps no search from beginning
-        progress.learn(client.latest(orchestrator, _EARLIER_RUNS))
-    with progress:
-        started = [client.create(orchestrator, task, limits, search, fresh=fresh) for task in tasks]
-        return _followed(serving, started, progress)
-
-
-def _followed(serving: client.Serving, started: Sequence[run_pb2.Run], progress: Progress) -> list[run_pb2.Run]:
-    """Watches runs one after another to their ends; Ctrl-C asks those that have not ended to stop."""
-    for run in started:
-        progress.expect(run)
-    identifiers = [run.id for run in started]
-    return [
-        client.follow(
-            serving.orchestrator,
-            identifier,
-            partial(progress.take, identifier),
-            to_cancel=identifiers[place:],
-            on_interrupt=lambda: progress.note("stopping: the best so far is judged (Ctrl-C again leaves it)"),
-            note=progress.note,
-            check=serving.check,
-        )
-        for place, identifier in enumerate(identifiers)
-    ]
-
-
 @app.command(
     epilog="Examples:\n\n  warpsmith bench KernelBench/KernelBench/level1 --budget 2m\n\n"
     "  warpsmith bench modules/ --gpus 0 --time-limit 1h        (on all GPUs; run again to go on)\n\n"
@@ -258,6 +228,7 @@ def bench(
     target: Target = "auto",
     precision: Precision = "auto",
     prepared: Prepared = False,
+    grad: Grad = "",
     search: Strategy = "",
     fresh: Fresh = False,
     plugin: Agent = None,
@@ -279,15 +250,16 @@ def bench(
     end = time.monotonic() + (budgets.seconds(time_limit, "--time-limit") if time_limit else float("inf"))
     agents = chosen.agents(plugin, reasoner, synthesizer)
     environment = chosen.environment(agents, search, server, trust_input)
-    options = directory_bench.options(limits, target, precision, prepared, search, agents)
+    gradients = intake.gradients(grad)
+    options = directory_bench.options(limits, target, precision, prepared, gradients, search, agents)
     devices = chosen.gpus(gpus, server, target)
     directory_bench.read_results(file)  # what cannot be read is said before anything starts
     progress = Progress(Console(stderr=True, force_terminal=False))
 
     with ExitStack() as stack:
         serving = [stack.enter_context(client.searching(server, runs, {**environment, **seen})) for seen in devices]
-        made = ModuleRuns(
-            serving, limits, target if gpus == 1 else "cuda", precision, prepared, search, fresh, progress
+        made = module_runs.ModuleRuns(
+            serving, limits, target if gpus == 1 else "cuda", precision, prepared, gradients, search, fresh, progress
         )
         found = directory_bench.bench(
             entries,

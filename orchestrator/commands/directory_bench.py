@@ -99,7 +99,13 @@ def entries(directory: Path, shard: tuple[int, int] = (0, 1)) -> list[Entry]:
 
 
 def options(
-    limits: run_pb2.Budget, target: str, precision: str, prepared: bool, search: str, agents: Sequence[str]
+    limits: run_pb2.Budget,
+    target: str,
+    precision: str,
+    prepared: bool,
+    gradients: Sequence[str] | None,
+    search: str,
+    agents: Sequence[str],
 ) -> dict[str, Any]:
     """What a line says that it was made under; another word here, and a module is run again."""
     return {
@@ -112,6 +118,7 @@ def options(
         "search": search,
         "plugins": list(agents),
         "prepared": prepared,
+        "gradients": None if gradients is None else list(gradients),
     }
 
 
@@ -249,10 +256,10 @@ def _known_and_waiting(
 
 def _is_known(line: Mapping[str, Any], source: str | None, options: Mapping[str, Any]) -> bool:
     """Whether a line is the final result of this source; options that it does not tell are taken for the same, but for
-    the track: there was one."""
+    the track and gradients: there was one, and there were none."""
     if line.get("source") != source or not UNDONE.isdisjoint((line.get("verdict"), line.get("state"))):
         return False
-    made_under = {"prepared": False, **line.get("options", {})}
+    made_under = {"prepared": False, "gradients": None, **line.get("options", {})}
     return all(made_under.get(name, value) == value for name, value in options.items())
 
 

@@ -10,7 +10,7 @@ import contextlib
 import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -24,6 +24,46 @@ from warpsmith.v1 import run_pb2, task_pb2
 _UNDONE = (run_pb2.RUN_STATE_CANCELLED, run_pb2.RUN_STATE_FAILED)
 
 
+_EARLIER_RUNS = 20
+"""That say how long a phase mostly takes."""
+
+
+def optimise_all(
+    serving: client.Serving,
+    tasks: list[task_pb2.Task],
+    limits: run_pb2.Budget,
+    search: str,
+    fresh: bool,
+    progress: Progress,
+) -> list[run_pb2.Run]:
+    """Starts a run for each task and watches them one after another."""
+    orchestrator = serving.orchestrator
+    with suppress(WarpsmithError):  # a hint for people keeps no search from beginning
+        progress.learn(client.latest(orchestrator, _EARLIER_RUNS))
+    with progress:
+        started = [client.create(orchestrator, task, limits, search, fresh=fresh) for task in tasks]
+        return followed(serving, started, progress)
+
+
+def followed(serving: client.Serving, started: Sequence[run_pb2.Run], progress: Progress) -> list[run_pb2.Run]:
+    """Watches runs one after another to their ends; Ctrl-C asks those that have not ended to stop."""
+    for run in started:
+        progress.expect(run)
+    identifiers = [run.id for run in started]
+    return [
+        client.follow(
+            serving.orchestrator,
+            identifier,
+            partial(progress.take, identifier),
+            to_cancel=identifiers[place:],
+            on_interrupt=lambda: progress.note("stopping: the best so far is judged (Ctrl-C again leaves it)"),
+            note=progress.note,
+            check=serving.check,
+        )
+        for place, identifier in enumerate(identifiers)
+    ]
+
+
 @dataclass
 class ModuleRuns:
     """Runs with the same options."""
@@ -35,6 +75,8 @@ class ModuleRuns:
     target: str
     precision: str
     prepared: bool
+    gradients: Sequence[str] | None
+    """As `intake.Request` has them."""
     search: str
     fresh: bool
     progress: Progress
@@ -51,7 +93,13 @@ class ModuleRuns:
 
         Raises BadInput: the module cannot be read or its options are wrong; Infrastructure: no orchestrator is left.
         """
-        request = intake.Request(str(path), target=self.target, precision=self.precision, prepared=self.prepared)
+        request = intake.Request(
+            str(path),
+            target=self.target,
+            precision=self.precision,
+            prepared=self.prepared,
+            gradients=self.gradients,
+        )
         task = intake.inspect(intake.read(request))
         if self._stopping.is_set():
             return run_pb2.Run(task=task, state=run_pb2.RUN_STATE_CANCELLED, message="stopped before it began")

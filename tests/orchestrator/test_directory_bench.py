@@ -344,7 +344,7 @@ class Machines:
             self.monkeypatch.setattr(client, method, getattr(self, method))
         progress = SimpleNamespace(expect=lambda _: None, take=lambda *_: None, note=self.notes.append)
         serving = [client.Serving(name, partial(self.check, name)) for name in ("one", "other")]  # type: ignore[arg-type]
-        return module_runs.ModuleRuns(serving, run_pb2.Budget(), "cuda", "auto", False, "", False, progress)  # type: ignore[arg-type]
+        return module_runs.ModuleRuns(serving, run_pb2.Budget(), "cuda", "auto", False, None, "", False, progress)  # type: ignore[arg-type]
 
     def check(self, name: str) -> None:
         if name in self.gone:
