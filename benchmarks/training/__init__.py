@@ -1,0 +1,1 @@
+"""Pieces of language models and image models as training steps."""

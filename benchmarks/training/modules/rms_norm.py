@@ -1,0 +1,21 @@
+"""RMSNorm of a language model's rows, in bf16."""
+
+import torch
+from torch import nn
+
+
+class Model(nn.Module):
+    def __init__(self, width: int):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width, dtype=torch.bfloat16))
+
+    def forward(self, x):
+        return nn.functional.rms_norm(x, self.weight.shape, self.weight, 1e-6)
+
+
+def get_inputs():
+    return [torch.randn(16384, 4096, dtype=torch.bfloat16)]
+
+
+def get_init_inputs():
+    return [4096]

@@ -1,0 +1,28 @@
+"""Rotary embeddings of 32 heads of queries and 8 of keys, strided as projections leave them, in bf16."""
+
+import torch
+from torch import nn
+
+
+def rotated(x, cosine, sine):
+    first, second = x.chunk(2, -1)
+    return x * cosine + torch.cat((-second, first), -1) * sine
+
+
+class Model(nn.Module):
+    def __init__(self, length: int, width: int):
+        super().__init__()
+        angle = torch.outer(torch.arange(length), 1e4 ** (-torch.arange(0, width, 2) / width)).repeat(1, 2)
+        self.register_buffer("cosine", angle.cos().bfloat16())
+        self.register_buffer("sine", angle.sin().bfloat16())
+
+    def forward(self, queries, keys):
+        return rotated(queries, self.cosine, self.sine), rotated(keys, self.cosine, self.sine)
+
+
+def get_inputs():
+    return [torch.randn(4, 4096, heads, 128, dtype=torch.bfloat16).transpose(1, 2) for heads in (32, 8)]
+
+
+def get_init_inputs():
+    return [4096, 128]

@@ -1,0 +1,13 @@
+"""The gate of a Llama's feed-forward layer, in bf16."""
+
+import torch
+from torch import nn
+
+
+class Model(nn.Module):
+    def forward(self, gate, up):
+        return nn.functional.silu(gate) * up
+
+
+def get_inputs():
+    return [torch.randn(8192, 14336, dtype=torch.bfloat16) for _ in range(2)]
