@@ -388,8 +388,25 @@ HOST = [
     _escape("traces its parent", "return raw(SYS_ptrace, 16, raw(SYS_getppid), 0, 0) == 0;"),
 ]  # fmt: skip
 
+
+def _gradient(name: str, given: str, kinds: tuple[str, ...] = VALUE, after: str = "") -> Hostile:
+    """A training step whose gradient is made of something else than what is given for each element."""
+    body = tasks.STEP.honest.replace("d[i] = static_cast<float>(g[i]", f"d[i] = static_cast<float>({given}") + after
+    return Hostile("gradient", name, kinds, body, tasks.STEP)
+
+
+GRADIENT = [
+    _gradient("ignores what is given", "1.0f"),
+    _gradient("takes what is given for one of all", "g[0]"),
+    _gradient("forgets the sign of what is given", "std::fabs(g[i])"),
+    _gradient("takes what was given in the call before", "w[i % 64]", (*VALUE, *NOT_FOUND, "WRONG_NONDETERMINISTIC"),
+              "for (long i = 0; i < 64; ++i) w[i] = g[i];"),
+    _gradient("rounds what is given to 16 bits",
+              "static_cast<float>(static_cast<long>(g[i] * 256.0f)) / 256.0f", (*VALUE, "WRONG_PRECISION")),
+]  # fmt: skip
+
 PROGRAMS = sorted(
-    [*HANG, *CRASH, *MEMORY_CASES, *ANSWER, *EARLIER, *PRECISION, *HOST],
+    [*HANG, *CRASH, *MEMORY_CASES, *ANSWER, *EARLIER, *PRECISION, *GRADIENT, *HOST],
     key=lambda case: case.module.name,  # one module's in a row: warm workers
 )
 """All of them."""

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from torch.utils import _pytree as pytree
+
 from warpsmith import digest
 from warpsmith.v1 import candidate_pb2, graph_pb2, task_pb2, tensor_pb2
 
@@ -59,6 +61,10 @@ class Module:
     """Statement of the constructor."""
     before: str = ""
     """Statement of the forward ahead of its return."""
+    step: task_pb2.TrainingStep | None = None
+    """Set for a training step, whose given gradients come behind the inputs."""
+    output_tree: str = ""
+    """Structure of the outputs as pytree writes it, where they are more than a tensor or a tuple."""
 
     def text(self) -> str:
         """The file."""
@@ -78,6 +84,7 @@ class Module:
             class_name="Model",
             target=task_pb2.TARGET_CPU,
             precision=task_pb2.PRECISION_FP32,
+            training_step=self.step,
         )
         made.digest = digest.of_task(made)
         return made
@@ -119,6 +126,7 @@ def program(
             for number in range(len(bodies))
         ],
         outputs=list(module.outputs),
+        output_tree=module.output_tree,
     )
     made.digest = digest.of_program(made)
     return made
@@ -131,7 +139,9 @@ def _buffer(name: str, tensor: Tensor, module: Module) -> candidate_pb2.Buffer:
         return candidate_pb2.Buffer(
             name=name, role=candidate_pb2.ROLE_WORKSPACE, spec=tensor.spec(), zero_between_calls=tensor.stays_zero
         )
-    source = graph_pb2.Source(name=name, spec=tensor.spec(), origin=graph_pb2.ORIGIN_INPUT)
+    inputs = [each for each, of in module.sources.items() if not of.parameter]
+    place = inputs.index(name) if name in inputs else 0
+    source = graph_pb2.Source(name=name, spec=tensor.spec(), origin=graph_pb2.ORIGIN_INPUT, input_index=place)
     if tensor.parameter:
         origin = graph_pb2.ORIGIN_STATE if tensor.is_state else graph_pb2.ORIGIN_PARAMETER
         source.origin, source.qualified_name = origin, tensor.parameter
@@ -176,6 +186,24 @@ SOFTMAX = Module(
         for (long j = 0; j < COLUMNS; ++j) y[i * COLUMNS + j] = std::exp(row[j] - m) / s;
     }}
 """,
+)
+
+STEP = Module(
+    name="silu_step",
+    forward="torch.nn.functional.silu(x)",
+    inputs="[torch.randn(16, 33)]",
+    sources={"x": Tensor((16, 33)), "g": Tensor((16, 33))},
+    outputs={"y": Tensor((16, 33)), "d": Tensor((16, 33))},
+    constants="constexpr long ROWS = 16, COLUMNS = 33, SIZE = ROWS * COLUMNS;",
+    honest="""
+    for (long i = 0; i < SIZE; ++i) {
+        const double s = 1.0 / (1.0 + std::exp(-static_cast<double>(x[i])));
+        y[i] = static_cast<float>(x[i] / (1.0 + std::exp(-static_cast<double>(x[i]))));
+        d[i] = static_cast<float>(g[i] * (s * (1.0 + x[i] * (1.0 - s))));
+    }
+""",
+    step=task_pb2.TrainingStep(inputs=[0], outputs=[0], gradients=[Tensor((16, 33)).spec()]),
+    output_tree=pytree.treespec_dumps(pytree.tree_structure((0, [0], {}))),
 )
 
 MILLION = Module(

@@ -98,6 +98,8 @@ _COUNTED = """
 
 HONEST = [
     Honest("naive kernel", tasks.SOFTMAX),
+    Honest("training step", tasks.STEP),
+    Honest("training step at library speed", tasks.STEP, library=True),
     Honest("at library speed", tasks.SOFTMAX, library=True),
     Honest("workspace user", tasks.SOFTMAX, (S.replace("const float* row = x + i * COLUMNS;", """
         for (long j = 0; j < COLUMNS; ++j) w[j] = x[i * COLUMNS + j];
