@@ -93,6 +93,8 @@ def read(request: Request) -> task_pb2.Task:
         BadInput: names the file or argument, the line where there is one, and the cause.
     """
     _require_utf8("--class", request.class_name)
+    if request.prepared and request.gradients is not None:
+        raise BadInput("--prepared keeps what depends on parameters, and --grad is for training, which changes them")
     task = task_pb2.Task(
         target=choice("--target", request.target, TARGETS),
         precision=choice("--precision", request.precision, PRECISIONS),

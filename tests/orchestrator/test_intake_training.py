@@ -86,6 +86,11 @@ def test_a_list_of_names_with_a_gap_is_refused(option: str) -> None:
         intake.gradients(option)
 
 
+def test_parameters_that_train_are_not_kept(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="--prepared keeps what depends on parameters"):
+        intake.read(intake.Request(str(tmp_path / "linear.py"), prepared=True, gradients=()))
+
+
 def test_a_name_that_there_is_not_is_refused_with_those_that_there_are(
     inspected: Callable[..., task_pb2.Task],
 ) -> None:
