@@ -25,16 +25,15 @@ from agent_synthesis.nests.ir import (
     Load,
     Memory,
     Nest,
-    Quotient,
     Reduced,
     Reduction,
-    Remainder,
     Scan,
     Store,
     Type,
     Windowed,
     with_value,
 )
+from agent_synthesis.nests.iteration_space import splits_of
 from agent_synthesis.nests.product import Multiplied
 from agent_synthesis.nests.symbolic import (
     Fold,
@@ -84,10 +83,10 @@ def build(name: str, outputs: Sequence[Output], tracer: Tracer, buffers: Sequenc
         try:
             nest = attempt.nest(name, outputs, buffers, comment)
         except Refused:
-            if not attempt.split(_splits_of(attempt.misread, tracer.extents)):
+            if not attempt.split(splits_of(attempt.misread, tracer.extents)):
                 raise
             continue
-        if not attempt.split(_splits_of(_indices(nest), nest.extents)):
+        if not attempt.split(splits_of(_indices(nest), nest.extents)):
             break
     return verify(_merged(_ordered(nest)))
 
@@ -383,37 +382,6 @@ def _indices(nest: Nest) -> list[Index]:
     found += [node.index for node in distinct(values) if isinstance(node, Load | AxisValue)]
     found += [position.index for window in nest.windows for position in window.positions]
     return list(dict.fromkeys(found))
-
-
-def _splits_of(indices: Iterable[Index], extents: Mapping[str, int]) -> dict[str, set[int]]:
-    """Axes that a quotient or remainder divides, alone or as a digit of a number, with the steps at which to split
-    them: that makes it affine."""
-    wanted: dict[str, set[int]] = {}
-
-    def visit(index: Index) -> None:
-        for atom, _ in index.terms:
-            if isinstance(atom, Quotient | Remainder):
-                visit(atom.value)
-                for axis, weight in _digits(atom.value, extents):
-                    step = atom.divisor // weight
-                    if atom.divisor % weight == 0 and step > 1 and extents[axis] % step == 0:
-                        wanted.setdefault(axis, set()).add(step)
-
-    for index in indices:
-        visit(index)
-    return wanted
-
-
-def _digits(number: Index, extents: Mapping[str, int]) -> list[tuple[str, int]]:
-    """Axes of a number with their weights, where each weighs more than all lighter ones make; else none."""
-    found: list[tuple[str, int]] = []
-    most = 0
-    for atom, weight in sorted(number.terms, key=lambda term: term[1]):
-        if not isinstance(atom, str) or number.offset or weight <= most:
-            return []
-        found.append((atom, weight))
-        most += weight * (extents[atom] - 1)
-    return found
 
 
 def _ordered(nest: Nest) -> Nest:

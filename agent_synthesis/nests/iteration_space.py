@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from agent_synthesis.nests.interner import EXPENSIVE, Interner
@@ -263,3 +263,34 @@ def work(nest: Nest) -> int:
         if not isinstance(part, Literal)
     )
     return nest.row_count * nest.column_count * sum(costs)
+
+
+def splits_of(indices: Iterable[Index], extents: Mapping[str, int]) -> dict[str, set[int]]:
+    """Axes that a quotient or remainder divides, alone or as a digit of a number, with the steps at which to split
+    them: that makes it affine."""
+    wanted: dict[str, set[int]] = {}
+
+    def visit(index: Index) -> None:
+        for atom, _ in index.terms:
+            if isinstance(atom, Quotient | Remainder):
+                visit(atom.value)
+                for axis, weight in _digits(atom.value, extents):
+                    step = atom.divisor // weight
+                    if atom.divisor % weight == 0 and step > 1 and extents[axis] % step == 0:
+                        wanted.setdefault(axis, set()).add(step)
+
+    for index in indices:
+        visit(index)
+    return wanted
+
+
+def _digits(number: Index, extents: Mapping[str, int]) -> list[tuple[str, int]]:
+    """Axes of a number with their weights, where each weighs more than all lighter ones make; else none."""
+    found: list[tuple[str, int]] = []
+    most = 0
+    for atom, weight in sorted(number.terms, key=lambda term: term[1]):
+        if not isinstance(atom, str) or number.offset or weight <= most:
+            return []
+        found.append((atom, weight))
+        most += weight * (extents[atom] - 1)
+    return found

@@ -250,17 +250,15 @@ def bench(
     end = time.monotonic() + (budgets.seconds(time_limit, "--time-limit") if time_limit else float("inf"))
     agents = chosen.agents(plugin, reasoner, synthesizer)
     environment = chosen.environment(agents, search, server, trust_input)
-    gradients = intake.gradients(grad)
-    options = directory_bench.options(limits, target, precision, prepared, gradients, search, agents)
+    options = directory_bench.options(limits, target, precision, prepared, intake.gradients(grad), search, agents)
     devices = chosen.gpus(gpus, server, target)
     directory_bench.read_results(file)  # what cannot be read is said before anything starts
     progress = Progress(Console(stderr=True, force_terminal=False))
 
     with ExitStack() as stack:
         serving = [stack.enter_context(client.searching(server, runs, {**environment, **seen})) for seen in devices]
-        made = module_runs.ModuleRuns(
-            serving, limits, target if gpus == 1 else "cuda", precision, prepared, gradients, search, fresh, progress
-        )
+        asked = (target if gpus == 1 else "cuda", precision, prepared, intake.gradients(grad))
+        made = module_runs.ModuleRuns(serving, limits, *asked, search, fresh, progress)
         found = directory_bench.bench(
             entries,
             file,

@@ -5,9 +5,9 @@ from torch import nn
 
 
 class Model(nn.Module):
-    def forward(self, logits, words):
+    def forward(self, logits: torch.Tensor, words: torch.Tensor) -> torch.Tensor:
         return nn.functional.cross_entropy(logits, words, label_smoothing=0.1)
 
 
-def get_inputs():
+def get_inputs() -> list[torch.Tensor]:
     return [torch.randn(8192, 128256, dtype=torch.bfloat16), torch.randint(0, 128256, (8192,))]

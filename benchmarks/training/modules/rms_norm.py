@@ -5,17 +5,17 @@ from torch import nn
 
 
 class Model(nn.Module):
-    def __init__(self, width: int):
+    def __init__(self, width: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.ones(width, dtype=torch.bfloat16))
 
-    def forward(self, x):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         return nn.functional.rms_norm(x, self.weight.shape, self.weight, 1e-6)
 
 
-def get_inputs():
+def get_inputs() -> list[torch.Tensor]:
     return [torch.randn(16384, 4096, dtype=torch.bfloat16)]
 
 
-def get_init_inputs():
+def get_init_inputs() -> list[object]:
     return [4096]

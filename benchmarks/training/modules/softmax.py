@@ -5,9 +5,9 @@ from torch import nn
 
 
 class Model(nn.Module):
-    def forward(self, x):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x.softmax(-1)
 
 
-def get_inputs():
+def get_inputs() -> list[torch.Tensor]:
     return [torch.randn(4096, 16384)]
