@@ -195,6 +195,7 @@ CALLS: dict[str, Case] = {
     "attention by hand": (of(attention), lambda: [x(2, 3, 16, 8) for _ in range(3)]),
     "embedding": (lambda: nn.Embedding(20, 8), lambda: [integers(20, 4, 6)]),
     "rows looked up": (of(lambda a, i: a[i]), lambda: [x(9, 4), integers(9, 6)]),
+    "gathered from a part": (of(lambda a, i: a.gather(1, i)), lambda: [x(5, 9), integers(9, 3, 4)]),
     "largest few": (of(lambda a: a.topk(3).values), lambda: [x(5, 9)]),
     "sorted": (of(lambda a: a.sort(-1).values), lambda: [x(5, 9)]),
     "batch norm in evaluation": (lambda: nn.BatchNorm2d(8).eval(), lambda: [x(3, 8, 5, 5)]),
