@@ -47,7 +47,7 @@ def look_closer(
                 answer.comparisons.extend(map(_left_out, portion))
             else:
                 request = benchmark_service_pb2.CompareOutputsRequest(
-                    task=asked.task, program=asked.program, artifact=asked.artifact, cases=portion
+                    task=asked.task, program=asked.program, artifact=asked.artifact, cases=portion, lease=asked.lease
                 )
                 reply = comparer.compare(request)
                 answer.comparisons.extend(reply.comparisons)

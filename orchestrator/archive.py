@@ -369,6 +369,7 @@ def _run_row(run: run_pb2.Run) -> dict[str, object]:
         "speedup": score(run.best) if run.HasField("best") else 0.0,
         "message": run.SerializeToString(),
         "shape_digest": run.shape_digest,
+        "client": run.user,
         **_cost(run),
     }
 

@@ -26,6 +26,7 @@ from warpsmith.v1 import (
     benchmark_service_pb2,
     candidate_pb2,
     compile_service_pb2,
+    lease_pb2,
     synthesis_service_pb2,
     task_pb2,
     timing_pb2,
@@ -81,7 +82,7 @@ def describe_device(
         def describe(benchmark: Benchmark) -> timing_pb2.Device:
             return benchmark.DescribeDevice(request, timeout=deadlines.DESCRIBE_SECONDS).device
 
-        found = _on_a_device(gate, "describe", describe, took)
+        found = deadlines.surviving(lambda: _on_a_device(gate, "describe", describe, took), "the device")
         gate.devices[target] = gate.devices[found.target] = found
     return gate.devices[target]
 
@@ -166,9 +167,8 @@ def prepare(
     the GPU that it will run on, where that is not the one that kernels are made for otherwise.
 
     Raises:
-        BadInput: the module cannot be captured, does not run, is not deterministic, or the target or its
-            compiler is absent.
-        Infrastructure: a service failed.
+        BadInput: the module cannot be captured, does not run, is not deterministic, ends the service again and again,
+            or the target or its compiler is absent. Infrastructure: a service failed.
     """
     dropped = threading.Event()
 
@@ -177,7 +177,7 @@ def prepare(
         if gate.only_benchmark is not None:
             with gate.checking(task.target), metrics.timed("open"):
                 if not dropped.is_set():
-                    _open(gate.only_benchmark, task)
+                    _open(gate.only_benchmark, task, agents.lease)
 
     def run_reference() -> timing_pb2.ReferenceReport:
         opened.result()  # in this order: were both to wait at the gate, chance would choose
@@ -186,9 +186,10 @@ def prepare(
         def run(benchmark: Benchmark) -> timing_pb2.ReferenceReport:
             if dropped.is_set():
                 return timing_pb2.ReferenceReport()
+            request.lease.CopyFrom(agents.lease())
             return benchmark.RunReference(request, timeout=deadlines.MEASURE_SECONDS).report
 
-        return _on_a_device(gate, "reference", run, took)
+        return deadlines.surviving(lambda: _on_a_device(gate, "reference", run, took), f"module {task.name}")
 
     pool = ThreadPoolExecutor(5, thread_name_prefix="prepare")
     try:
@@ -212,9 +213,13 @@ def prepare(
         pool.shutdown(wait=False)
 
 
-def _open(benchmark: Benchmark, task: task_pb2.Task) -> None:
+def _open(benchmark: Benchmark, task: task_pb2.Task, lease: Callable[[], lease_pb2.Lease]) -> None:
+    def call() -> None:
+        request = benchmark_service_pb2.OpenTaskRequest(task=task, lease=lease())
+        benchmark.OpenTask(request, timeout=deadlines.MEASURE_SECONDS)
+
     with contextlib.suppress(MethodMissing):  # one of an earlier version opens it by itself, later
-        benchmark.OpenTask(benchmark_service_pb2.OpenTaskRequest(task=task), timeout=deadlines.MEASURE_SECONDS)
+        deadlines.surviving(call, f"module {task.name}")
 
 
 def _as_they_end(

@@ -268,8 +268,8 @@ class RunHost:
         run.CopyFrom(story.run)
         try:
             _conduct(story, run, self._make_run, self._leaving)
-        except RunLost:
-            pass
+        except RunLost as lost:
+            _lost(story, run, str(lost), self._leaving)
         except Exception as error:  # whatever it is, the run has ended and its watchers must hear so
             if not isinstance(error, Infrastructure):
                 log.exception("run %s failed", run.id)
@@ -318,6 +318,14 @@ def _fail(story: Story, run: run_pb2.Run, message: str) -> None:
     """Ends a run as failed, with the best of its trials as it was screened."""
     finalists.keep_best(run, story.trials)
     _end(story, run, run_pb2.RUN_STATE_FAILED, message)
+
+
+def _lost(story: Story, run: run_pb2.Run, why: str, leaving: threading.Event) -> None:
+    """Ends what is done here for a run that is another's by now. Where a device's service alone says so, the archive
+    knows better: it takes a run's end from its owner."""
+    if not story.is_left and not leaving.is_set():
+        run.CopyFrom(story.run)
+        _fail(story, run, why)
 
 
 def _new_run(task: task_pb2.Task, budget: run_pb2.Budget, search: str, fresh: bool, caller: Caller) -> run_pb2.Run:

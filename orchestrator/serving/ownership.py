@@ -100,19 +100,22 @@ class Owner:
         dead = {owner for _, owner in found if not is_alive(self._archive, owner)}
         return [(run_id, owner) for run_id, owner in found if owner in dead]
 
-    def take(self, run_id: str, before: str, *, anew: bool = False) -> int:
-        """Makes a run its own, and gives how often it has been taken since a trial last ended; `anew`: 1.
+    def take(self, run_id: str, before: str, *, anew: bool = False) -> tuple[int, int]:
+        """Makes a run its own, and gives how often it has been taken since a trial last ended, and at all; `anew`: once
+        since a trial.
 
         Raises:
             RunLost: it is no longer that of `before`; ArchiveFault: the archive cannot be written.
         """
         count = sa.literal(0) if anew else RUNS.c.attempt_count
-        changed = {"owner": self.name, "attempt_count": count + 1, **({"stop_asked": 0} if anew else {})}
+        changed = {"owner": self.name, "attempt_count": count + 1, "epoch": RUNS.c.epoch + 1}
+        changed |= {"stop_asked": sa.literal(0)} if anew else {}
         with self._archive.writing() as connection:
             taken = sa.update(RUNS).where(RUNS.c.id == run_id, RUNS.c.owner == before).values(**changed)
             if not connection.execute(taken).rowcount:
                 raise RunLost(f"another orchestrator has taken up run {run_id}")
-            return int(connection.execute(sa.select(RUNS.c.attempt_count).where(RUNS.c.id == run_id)).scalar_one())
+            now = connection.execute(sa.select(RUNS.c.attempt_count, RUNS.c.epoch).where(RUNS.c.id == run_id)).one()
+            return now.attempt_count, now.epoch
 
     def note(self, run_id: str, **columns: int) -> None:
         """Keeps `attempt_count` or `stop_asked` of a run of its own. Raises ArchiveFault where that is impossible."""

@@ -102,7 +102,11 @@ def test_a_program_is_timed_and_a_crash_while_timing_is_a_fault(small: Any, addr
     assert timing.environment.jail_rung
     assert held() - before > timing.device_seconds > 0
     before = held()
-    assert measure("std::abort();").fault.kind == verdict_pb2.FAILURE_KIND_CRASH
+    fault = measure("std::abort();").fault
+    assert fault.kind == verdict_pb2.FAILURE_KIND_CRASH
+    assert [(end.worker, end.work) for end in fault.ends] == [("candidate", "measure")]
+    assert fault.ends[0].how.startswith("the process of the program ended by ")
+    assert fault.ends[0].at > 0
     assert held() > before, "a measurement that ends in a fault held the device too"
 
 
