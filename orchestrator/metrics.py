@@ -36,6 +36,9 @@ verdicts = Counter("warpsmith_verdicts_total", "Verdicts on trials, by kind; pas
 runs = Counter("warpsmith_runs_total", "Runs that ended, by final state.", ["state"])
 runs_taken_up = Counter("warpsmith_runs_taken_up_total", "Runs that others left and this one goes on with.")
 active_runs = Gauge("warpsmith_runs_active", "Runs that are queued or under way.")
+run_here = Gauge(
+    "warpsmith_run_here", "1 for a run that this orchestrator has; of many, those that came first.", ["run"]
+)
 waiting_for_model = Gauge(
     "warpsmith_runs_waiting_for_model", "Runs that search without a language model, whose server is away."
 )
@@ -80,6 +83,7 @@ _FAIL = verdict_pb2.VERDICT_STATE_FAIL
 _kinds = {value: name.removeprefix("FAILURE_KIND_").lower() for name, value in verdict_pb2.FailureKind.items()}
 _tasks: OrderedDict[tuple[str, ...], float] = OrderedDict()
 _projects: set[str] = set()
+_runs: set[str] = set()
 _lock = threading.Lock()
 
 for _outcome in OUTCOMES:
@@ -118,6 +122,18 @@ def record_trial(run: run_pb2.Run, trial: trial_pb2.Trial) -> None:
     if is_timed and state == verdict_pb2.VERDICT_STATE_PASS:
         faster.inc(trial.timing.faster)
         _note((digest.short(run.task.digest), _plain(run.task.name), run.id), trial.timing)
+
+
+def note_run(run_id: str, *, is_here: bool) -> None:
+    """A run is this orchestrator's from now on, or no longer."""
+    active_runs.inc(1 if is_here else -1)
+    with _lock:
+        if is_here and len(_runs) < TASK_COUNT:
+            _runs.add(run_id)
+            run_here.labels(run_id).set(1)
+        elif not is_here and run_id in _runs:
+            _runs.discard(run_id)
+            run_here.remove(run_id)
 
 
 def note_cost(project: str, seconds: float) -> None:
