@@ -51,6 +51,7 @@ def look_closer(
                 )
                 reply = comparer.compare(request)
                 answer.comparisons.extend(reply.comparisons)
+                answer.waited_seconds += reply.waited_seconds
                 if reply.HasField("fault"):
                     answer.fault.CopyFrom(reply.fault)
                 seconds_each = max((now_s() - begin) / len(portion), 1e-3)

@@ -101,7 +101,10 @@ class Judge:
     ) -> verdict_pb2.Verdict:
         comparisons = list(answer.comparisons)
         verdict = verdict_pb2.Verdict(
-            comparisons=comparisons, jail_rung=answer.jail_rung, inspections=answer.inspections
+            comparisons=comparisons,
+            jail_rung=answer.jail_rung,
+            inspections=answer.inspections,
+            waited_seconds=answer.waited_seconds,
         )
         verdict.by_tf32 = any(error.by_tf32 for each in comparisons for error in each.outputs)
         found = pools(comparisons)

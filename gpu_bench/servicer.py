@@ -63,6 +63,7 @@ class BenchmarkServicer(benchmark_service_pb2_grpc.BenchmarkServiceServicer):
                 if set_aside is None:
                     raise
                 response = benchmark_service_pb2.CompareOutputsResponse(fault=set_aside)
+            response.waited_seconds = _waited_seconds(context)
             self._after(request.task, response.fault, "compare")
             return response
 
@@ -83,6 +84,7 @@ class BenchmarkServicer(benchmark_service_pb2_grpc.BenchmarkServiceServicer):
         with self._quarantine.guarding(request.task.target):
             with self._holding.by("measure"), self._using(request, context, request.artifact.format) as session:
                 response = self._with_room(lambda: session.measure(request))
+            response.waited_seconds = _waited_seconds(context)
             if response.WhichOneof("outcome") == "timing":
                 metrics.record_timing(response.timing)
                 self._quarantine.saw_timing(request.task.target, response.timing)
@@ -108,7 +110,7 @@ class BenchmarkServicer(benchmark_service_pb2_grpc.BenchmarkServiceServicer):
             with self._holding.by("reference"), self._using(request, context) as session:
                 report = session.run_reference(request.known if request.HasField("known") else None)
             metrics.record_reference(report)
-            return benchmark_service_pb2.RunReferenceResponse(report=report)
+            return benchmark_service_pb2.RunReferenceResponse(report=report, waited_seconds=_waited_seconds(context))
 
     def DescribeDevice(
         self, request: benchmark_service_pb2.DescribeDeviceRequest, context: object
@@ -124,7 +126,7 @@ class BenchmarkServicer(benchmark_service_pb2_grpc.BenchmarkServiceServicer):
     @contextlib.contextmanager
     def _using(self, request: Any, context: object, *form: Any) -> Iterator[Session]:
         """The session of a request's task, whose work is ended where the call loses its lease."""
-        work = context.turn if isinstance(context, Call) else None
+        work = _work(context)
         with contextlib.ExitStack() as held:
             session = held.enter_context(self._sessions.using(request.task, *form))
             if work is not None:
@@ -156,6 +158,15 @@ class BenchmarkServicer(benchmark_service_pb2_grpc.BenchmarkServiceServicer):
         faults.note_end(fault, work)
         if task.target == task_pb2.TARGET_CUDA and fault.kind == verdict_pb2.FAILURE_KIND_TIMEOUT:
             self._quarantine.suspect()
+
+
+def _work(context: object) -> Work | None:
+    """What a call's turn is for; None where there are no turns."""
+    return context.turn if isinstance(context, Call) else None
+
+
+def _waited_seconds(context: object) -> float:
+    return work.waited_seconds if (work := _work(context)) is not None else 0.0
 
 
 def _kind(method: str, target: task_pb2.Target.ValueType) -> Kind:

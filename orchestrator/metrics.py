@@ -11,8 +11,9 @@ import re
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 from prometheus_client import Counter, Gauge, Histogram
 
@@ -95,17 +96,27 @@ for _state in (state for state in run_pb2.RunState.values() if state >= run_pb2.
     runs.labels(run_pb2.RunState.Name(_state))
 
 
+@dataclass
+class Waited:
+    """How long a stage has waited for a device that others had."""
+
+    seconds: float = 0.0
+
+
 @contextmanager
-def timed(stage: str) -> Iterator[None]:
-    """Adds the time of the block to a stage."""
+def timed(stage: str, took: Callable[[str, float], None] = lambda *_: None) -> Iterator[Waited]:
+    """Adds the time of the block to a stage, less what it says that it has waited; `took` hears how many seconds."""
     seconds, active = _stages[stage]
     start = time.perf_counter()
     active.inc()
+    waited = Waited()
     try:
-        yield
+        yield waited
     finally:
         active.dec()
-        seconds.observe(time.perf_counter() - start)
+        spent = max(0.0, time.perf_counter() - start - waited.seconds)
+        seconds.observe(spent)
+        took(stage, spent)
 
 
 def record_trial(run: run_pb2.Run, trial: trial_pb2.Trial) -> None:

@@ -9,8 +9,8 @@ This chooses nothing: what to walk, with which care, and what follows is for `wa
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -287,8 +287,9 @@ class Pipeline:
 
         def call() -> verdict_pb2.Verdict:
             request.lease.CopyFrom(self.agents.lease())
-            with self.gate.checking(self.task.target), self._timed("verify"):
+            with self.gate.checking(self.task.target), self._timed("verify") as waited:
                 reply = self.agents.correctness.VerifyArtifact(request, timeout=deadlines.VERIFY_SECONDS)
+                waited.seconds = reply.verdict.waited_seconds
             if reply.verdict.state == verdict_pb2.VERDICT_STATE_INFRA:
                 raise Infrastructure(reply.verdict.detail)
             return reply.verdict
@@ -308,8 +309,10 @@ class Pipeline:
 
         def call() -> benchmark_service_pb2.MeasureArtifactResponse:
             request.lease.CopyFrom(self.agents.lease())
-            with self.gate.timing() as benchmark, self._timed("measure"):
-                return benchmark.MeasureArtifact(request, timeout=deadlines.MEASURE_SECONDS)
+            with self.gate.timing() as benchmark, self._timed("measure") as waited:
+                measured = benchmark.MeasureArtifact(request, timeout=deadlines.MEASURE_SECONDS)
+                waited.seconds = measured.waited_seconds
+                return measured
 
         return self._twice(call, self.go_on_to_timing, noting_ends(trial, "measure", self._failed))
 
@@ -320,14 +323,8 @@ class Pipeline:
     def _failed(self, error: WarpsmithError) -> None:
         self.spent(error.model_tokens)
 
-    @contextmanager
-    def _timed(self, stage: str) -> Iterator[None]:
-        start = time.monotonic()
-        try:
-            with metrics.timed(stage):
-                yield
-        finally:
-            self.took(stage, time.monotonic() - start)
+    def _timed(self, stage: str) -> AbstractContextManager[metrics.Waited]:
+        return metrics.timed(stage, self.took)
 
     def _twice(
         self,

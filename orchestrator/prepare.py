@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
@@ -79,7 +78,7 @@ def describe_device(
     if target not in gate.devices:
         request = benchmark_service_pb2.DescribeDeviceRequest(target=target)
 
-        def describe(benchmark: Benchmark) -> timing_pb2.Device:
+        def describe(benchmark: Benchmark, _: metrics.Waited) -> timing_pb2.Device:
             return benchmark.DescribeDevice(request, timeout=deadlines.DESCRIBE_SECONDS).device
 
         found = deadlines.surviving(lambda: _on_a_device(gate, "describe", describe, took), "the device")
@@ -87,16 +86,14 @@ def describe_device(
     return gate.devices[target]
 
 
-def _on_a_device(gate: DeviceGate, stage: str, call: Callable[[Benchmark], ResultT], took: Took) -> ResultT:
+def _on_a_device(
+    gate: DeviceGate, stage: str, call: Callable[[Benchmark, metrics.Waited], ResultT], took: Took
+) -> ResultT:
     """Makes a call to one of the devices, and to the next one where that is out of service."""
     for others in reversed(range(max(1, gate.device_count))):
         try:
-            with gate.timing() as benchmark, metrics.timed(stage):
-                start = time.monotonic()
-                try:
-                    return call(benchmark)
-                finally:
-                    took(stage, time.monotonic() - start)
+            with gate.timing() as benchmark, metrics.timed(stage, took) as waited:
+                return call(benchmark, waited)
         except DeviceQuarantined:
             if not others:
                 raise
@@ -183,11 +180,11 @@ def prepare(
         opened.result()  # in this order: were both to wait at the gate, chance would choose
         request = benchmark_service_pb2.RunReferenceRequest(task=task, known=known(task, device.result()))
 
-        def run(benchmark: Benchmark) -> timing_pb2.ReferenceReport:
+        def run(benchmark: Benchmark, waited: metrics.Waited) -> timing_pb2.ReferenceReport:
             if dropped.is_set():
                 return timing_pb2.ReferenceReport()
             request.lease.CopyFrom(agents.lease())
-            return benchmark.RunReference(request, timeout=deadlines.MEASURE_SECONDS).report
+            return _referenced(benchmark, request, waited)
 
         return deadlines.surviving(lambda: _on_a_device(gate, "reference", run, took), f"module {task.name}")
 
@@ -211,6 +208,14 @@ def prepare(
     finally:
         dropped.set()
         pool.shutdown(wait=False)
+
+
+def _referenced(
+    benchmark: Benchmark, request: benchmark_service_pb2.RunReferenceRequest, waited: metrics.Waited
+) -> timing_pb2.ReferenceReport:
+    answer = benchmark.RunReference(request, timeout=deadlines.MEASURE_SECONDS)
+    waited.seconds = answer.waited_seconds
+    return answer.report
 
 
 def _open(benchmark: Benchmark, task: task_pb2.Task, lease: Callable[[], lease_pb2.Lease]) -> None:

@@ -14,6 +14,7 @@ import contextlib
 import enum
 import itertools
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -69,6 +70,8 @@ class Work:
     lease: lease_pb2.Lease
     piece: str = ""
     """What of a run's work it is, such as the timing of a program: there is one such piece at a time."""
+    waited_seconds: float = 0.0
+    """Until its turn came."""
     lost: str = ""
     """Why its lease is lost; empty while it is not."""
     _stop: Callable[[], None] | None = None
@@ -135,7 +138,7 @@ class Leases:
         Raises:
             LeaseLost: a later lease is known, or came meanwhile. CancelledError: its caller waits no more.
         """
-        loop = asyncio.get_running_loop()
+        loop, begin = asyncio.get_running_loop(), time.monotonic()
         turn: asyncio.Future[None] = loop.create_future()
         with self._lock:
             self._require_latest(work)
@@ -147,6 +150,7 @@ class Leases:
             self._begin_what_may()
         try:
             await turn
+            work.waited_seconds = time.monotonic() - begin
         except asyncio.CancelledError:
             self.end(work)
             raise
