@@ -58,7 +58,7 @@ WAITING = Gauge("warpsmith_bench_calls_waiting", "Calls that wait for their turn
 LEASES_LOST = Counter(
     "warpsmith_bench_leases_lost",
     "Work for the device that was ended or refused, by why: its caller left, its run was taken up, it was asked again.",
-    ["reason"],
+    ["loss"],
 )
 BUSY = Gauge(
     "warpsmith_bench_device_busy_ratio", "Share of time in which the GPU, or the machine's processors, worked."
@@ -77,8 +77,8 @@ for _reason in THROTTLE_REASONS:
     THROTTLED.labels(_reason)
 for _reason in ("memory", "xid", "hang", "slow", "noise"):
     QUARANTINED.labels(_reason)
-for _reason in ("caller_left", "taken_up", "asked_again"):
-    LEASES_LOST.labels(_reason)
+for _loss in ("caller_left", "taken_up", "asked_again"):
+    LEASES_LOST.labels(_loss)
 for _call in ("compare", "describe", "measure", "open", "reference"):
     HELD_SECONDS.labels(_call)
 

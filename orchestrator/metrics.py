@@ -26,6 +26,8 @@ OUTCOMES = ("refused", "duplicate", "fault", "compile_fail", "verify_fail", "mea
 STAGES = ("describe", "analyze", "open", "reference", "propose", "synthesize", "compile", "verify", "measure", "repair")
 PROJECT_COUNT = 16
 """Projects that have a label of their own."""
+RUN_COUNT = 8
+"""Runs here that are shown one by one."""
 TASK_COUNT = 20
 """Tasks in runs whose best speedup is shown; those that moved last."""
 OF_A_TASK = ("task", "module", "run")
@@ -38,7 +40,7 @@ runs = Counter("warpsmith_runs_total", "Runs that ended, by final state.", ["sta
 runs_taken_up = Counter("warpsmith_runs_taken_up_total", "Runs that others left and this one goes on with.")
 active_runs = Gauge("warpsmith_runs_active", "Runs that are queued or under way.")
 run_here = Gauge(
-    "warpsmith_run_here", "1 for a run that this orchestrator has; of many, those that came first.", ["run"]
+    "warpsmith_run_here", "1 for a run that this orchestrator has; of many, those that came first.", ["id"]
 )
 waiting_for_model = Gauge(
     "warpsmith_runs_waiting_for_model", "Runs that search without a language model, whose server is away."
@@ -139,7 +141,7 @@ def note_run(run_id: str, *, is_here: bool) -> None:
     """A run is this orchestrator's from now on, or no longer."""
     active_runs.inc(1 if is_here else -1)
     with _lock:
-        if is_here and len(_runs) < TASK_COUNT:
+        if is_here and len(_runs) < RUN_COUNT:
             _runs.add(run_id)
             run_here.labels(run_id).set(1)
         elif not is_here and run_id in _runs:
