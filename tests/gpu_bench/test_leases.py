@@ -21,7 +21,7 @@ from gpu_bench import metrics
 from gpu_bench.servicer import BenchmarkServicer
 from gpu_bench.workers.leases import Kind, Leases, Loss, Work
 from warpsmith import service
-from warpsmith.errors import LeaseLost, WarpsmithError
+from warpsmith.errors import LeaseLost, ServiceDied, WarpsmithError
 from warpsmith.service import serving
 from warpsmith.settings import Settings
 from warpsmith.v1 import (
@@ -150,7 +150,7 @@ def test_an_earlier_epoch_is_ended_and_refused_once_a_later_one_is_known() -> No
         with pytest.raises(LeaseLost):
             await tasks[1]
         with pytest.raises(LeaseLost):
-            await leases.begin(work("paused", run_id="r", epoch=1, number=9))
+            await asyncio.wait_for(leases.begin(work("paused", run_id="r", epoch=1, number=9)), 5)
         other = asyncio.ensure_future(leases.begin(work("paused", task="u", kind=Kind.AHEAD, run_id="other", epoch=1)))
         await asyncio.wait_for(other, 5)
 
@@ -170,7 +170,7 @@ def test_of_two_askings_for_one_program_the_later_one_counts() -> None:
         assert not same_run.done()
         assert not again[0].done()
         with pytest.raises(LeaseLost):
-            await leases.begin(work(run_id="r", number=1, piece="measure p"))
+            await asyncio.wait_for(leases.begin(work(run_id="r", number=1, piece="measure p")), 5)
         leases.end(blocker)
         await asyncio.wait_for(same_run, 5)
         again[0].cancel()
@@ -344,6 +344,35 @@ def test_a_comparison_ends_with_the_verification_that_asked_for_it(slow: tuple[S
         assert sessions.begun.acquire(timeout=30)
         assert sessions.abandoned.wait(30), "the device works on for nobody"
         require_free(address)
+    finally:
+        judge.stop()
+
+
+def test_a_service_that_died_of_a_comparison_is_not_asked_again_by_who_compares() -> None:
+    class Dying:
+        count = 0
+
+        def compare(self, _: object) -> benchmark_service_pb2.CompareOutputsResponse:
+            self.count += 1
+            raise ServiceDied("Socket closed")
+
+    comparer = Dying()
+    judge = service.start(
+        "correctness",
+        correctness_service_pb2_grpc.add_CorrectnessServiceServicer_to_server,
+        CorrectnessServicer(Judge(comparer)),
+        Settings(port=0, drain_seconds=0.1),
+    )
+    asked_for = correctness_service_pb2.VerifyArtifactRequest(
+        task=request().task,
+        program=candidate_pb2.Program(digest="p"),
+        artifact=artifact_pb2.Artifact(program_digest="p"),
+    )
+    stub = service.dial(correctness_service_pb2_grpc.CorrectnessServiceStub, f"127.0.0.1:{judge.port}")
+    try:
+        with pytest.raises(ServiceDied):
+            stub.VerifyArtifact(asked_for, timeout=30.0)
+        assert comparer.count == 1
     finally:
         judge.stop()
 
