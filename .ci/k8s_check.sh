@@ -46,13 +46,13 @@ render k8s/monitoring
 "$tools/bin/python" k8s/chart_check.py $out
 deployed=$(ls $out/*.yaml | grep -v monitoring.yaml)
 
-# Kinds of the Prometheus operator, cert-manager and the Gateway API have no schema in Kubernetes; `make monitoring-check` reads
-# the rules of the first, k8s/check.py certificates and routes.
+# Kinds of the Prometheus operator, cert-manager, the Gateway API and Kueue have no schema in Kubernetes; `make monitoring-check`
+# reads the rules of the first, k8s/check.py certificates, routes and queues.
 for file in $out/*.yaml; do
   "$tools/bin/python" - "$file" <<'PYTHON' >"$file.core"
 import sys
 import yaml
-foreign = ("monitoring.coreos.com/", "cert-manager.io/", "gateway.networking.k8s.io/")
+foreign = ("monitoring.coreos.com/", "cert-manager.io/", "gateway.networking.k8s.io/", "kueue.x-k8s.io/")
 objects = [each for each in yaml.safe_load_all(open(sys.argv[1])) if not each["apiVersion"].startswith(foreign)]
 yaml.safe_dump_all(objects, sys.stdout)
 PYTHON

@@ -47,10 +47,11 @@ def look_closer(
                 answer.comparisons.extend(map(_left_out, portion))
             else:
                 request = benchmark_service_pb2.CompareOutputsRequest(
-                    task=asked.task, program=asked.program, artifact=asked.artifact, cases=portion
+                    task=asked.task, program=asked.program, artifact=asked.artifact, cases=portion, lease=asked.lease
                 )
                 reply = comparer.compare(request)
                 answer.comparisons.extend(reply.comparisons)
+                answer.waited_seconds += reply.waited_seconds
                 if reply.HasField("fault"):
                     answer.fault.CopyFrom(reply.fault)
                 seconds_each = max((now_s() - begin) / len(portion), 1e-3)

@@ -20,7 +20,7 @@ from agent_correctness.checks.precision import PrecisionCheck
 from agent_correctness.checks.values import FINAL_SEEDS, ValueCheck
 from agent_correctness.closer_look import look_closer, said, seeds_said
 from warpsmith.contract import words
-from warpsmith.errors import BadInput, Infrastructure, ServiceGone
+from warpsmith.errors import BadInput, Infrastructure, LeaseLost, ServiceGone
 from warpsmith.v1 import benchmark_service_pb2, correctness_service_pb2, task_pb2, timing_pb2, verdict_pb2
 
 FIRST = ("memory", "overfit", "values", "precision")
@@ -66,6 +66,7 @@ class Judge:
             artifact=artifact,
             cases=[benchmark_service_pb2.ComparisonCase(family=family, seed=seed) for family, seed in cases],
             inspect=request.tier == timing_pb2.TIER_FINAL,
+            lease=request.lease,
         )
         try:
             answer = self._comparer.compare(asked)
@@ -75,8 +76,8 @@ class Judge:
                 verdict = self._decide(answer, cases)
                 if _passed(verdict):
                     verdict.detail += seeds_said(answer.comparisons)
-        except ServiceGone:
-            raise  # the caller may try again when it is back
+        except (ServiceGone, LeaseLost):
+            raise  # the caller may try again when it is back, or has nothing more to ask
         except Infrastructure as error:
             verdict = verdict_pb2.Verdict(state=verdict_pb2.VERDICT_STATE_INFRA, detail=str(error))
         verdict.seconds = time.monotonic() - begin
@@ -100,7 +101,10 @@ class Judge:
     ) -> verdict_pb2.Verdict:
         comparisons = list(answer.comparisons)
         verdict = verdict_pb2.Verdict(
-            comparisons=comparisons, jail_rung=answer.jail_rung, inspections=answer.inspections
+            comparisons=comparisons,
+            jail_rung=answer.jail_rung,
+            inspections=answer.inspections,
+            waited_seconds=answer.waited_seconds,
         )
         verdict.by_tf32 = any(error.by_tf32 for each in comparisons for error in each.outputs)
         found = pools(comparisons)
@@ -111,6 +115,7 @@ class Judge:
         if finding is not None:
             verdict.state = verdict_pb2.VERDICT_STATE_FAIL
             verdict.kind, verdict.detail = finding.kind, finding.detail
+            verdict.ends.extend(answer.fault.ends)
             return verdict
         of_task = [c for c in comparisons if c.family == verdict_pb2.VALUE_FAMILY_TASK and c.outputs and not c.group]
         if len(comparisons) != len(cases) or not of_task:

@@ -54,6 +54,12 @@ THROTTLED = Gauge(
     "warpsmith_bench_throttled", "1 when this throttle reason was in force in the last measurement.", ["reason"]
 )
 QUARANTINED = Gauge("warpsmith_bench_quarantined", "1 when the GPU is out of service for this reason.", ["reason"])
+WAITING = Gauge("warpsmith_bench_calls_waiting", "Calls that wait for their turn with the device.")
+LEASES_LOST = Counter(
+    "warpsmith_bench_leases_lost",
+    "Work for the device that was ended or refused, by why: its caller left, its run was taken up, it was asked again.",
+    ["loss"],
+)
 BUSY = Gauge(
     "warpsmith_bench_device_busy_ratio", "Share of time in which the GPU, or the machine's processors, worked."
 )
@@ -71,6 +77,8 @@ for _reason in THROTTLE_REASONS:
     THROTTLED.labels(_reason)
 for _reason in ("memory", "xid", "hang", "slow", "noise"):
     QUARANTINED.labels(_reason)
+for _loss in ("caller_left", "taken_up", "asked_again"):
+    LEASES_LOST.labels(_loss)
 for _call in ("compare", "describe", "measure", "open", "reference"):
     HELD_SECONDS.labels(_call)
 

@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TypeVar
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
 
-from gpu_bench import metrics
+from gpu_bench import faults, metrics
 from gpu_bench.nvml import Gpu
 from gpu_bench.quarantine import Quarantine, Watch
 from gpu_bench.sanitizing import sanitizer
 from gpu_bench.session import Session
 from gpu_bench.sessions import Sessions
 from gpu_bench.workers import room
-from warpsmith.errors import WorkerRaised
-from warpsmith.v1 import benchmark_service_pb2, benchmark_service_pb2_grpc, task_pb2, verdict_pb2
+from gpu_bench.workers.leases import Kind, Leases, Loss, Work
+from warpsmith import digest
+from warpsmith.errors import WorkerCrashed, WorkerRaised
+from warpsmith.service.handlers import Call
+from warpsmith.v1 import benchmark_service_pb2, benchmark_service_pb2_grpc, lease_pb2, task_pb2, verdict_pb2
 
 Answer = TypeVar("Answer", benchmark_service_pb2.CompareOutputsResponse, benchmark_service_pb2.MeasureArtifactResponse)
 
+_JUDGING = frozenset({"judge", "boundary"})
+"""What a judge is asked about a program."""
+
 
 class BenchmarkServicer(benchmark_service_pb2_grpc.BenchmarkServiceServicer):
-    """Serves all five methods, one call at a time for each task, for as long as the GPU can be trusted."""
+    """Serves all five methods, in turns (`workers.leases`), for as long as the GPU can be trusted."""
 
     def __init__(self, sessions: Sessions | None = None, quarantine: Quarantine | None = None) -> None:
         self._sessions = sessions or Sessions()
@@ -27,45 +34,71 @@ class BenchmarkServicer(benchmark_service_pb2_grpc.BenchmarkServiceServicer):
         self._quarantine = quarantine or Quarantine(self._sessions.probe, gpu)
         self._watch = Watch(self._quarantine, gpu)
         self._holding = metrics.Holding()
+        self._leases, self._casualties = Leases(), faults.Casualties()
+
+    async def turn(self, method: str, request: Any, call: Call) -> Callable[[], None]:
+        """Returns when it is a call's turn; what gives it back."""
+        if method == "DescribeDevice":
+            if self._sessions.is_described(request.target):
+                return lambda: None
+            work = Work(Kind.ALONE, "", lease_pb2.Lease())
+        else:
+            task, program = digest.of_task(request.task), getattr(request, "program", None)
+            piece = f"{method} {program.digest}" if program is not None else method
+            work = Work(_kind(method, request.task.target), task, request.lease, piece)
+        call.turn = work
+        call.when_left(lambda: self._leases.lose(work, Loss.CALLER_LEFT))
+        await self._leases.begin(work)
+        return lambda: self._leases.end(work)
 
     def CompareOutputs(
         self, request: benchmark_service_pb2.CompareOutputsRequest, context: object
     ) -> benchmark_service_pb2.CompareOutputsResponse:
         """Runs the program on the cases of the request."""
-        del context
         with self._quarantine.guarding(request.task.target):
-            with self._holding.by("compare"), self._sessions.using(request.task, request.artifact.format) as session:
-                try:
-                    compare = _inspected if request.inspect else _compared
-                    response = self._with_room(lambda: compare(session, request))
-                finally:
-                    session.settle()
-            self._suspect_after(request.task, response.fault)
+            try:
+                response = self._compared(request, context)
+            except WorkerCrashed as crash:
+                set_aside = self._casualties.note(request.program.digest, crash) if crash.method in _JUDGING else None
+                if set_aside is None:
+                    raise
+                response = benchmark_service_pb2.CompareOutputsResponse(fault=set_aside)
+            response.waited_seconds = _waited_seconds(context)
+            self._after(request.task, response.fault, "compare")
             return response
+
+    def _compared(
+        self, request: benchmark_service_pb2.CompareOutputsRequest, context: object
+    ) -> benchmark_service_pb2.CompareOutputsResponse:
+        with self._holding.by("compare"), self._using(request, context, request.artifact.format) as session:
+            try:
+                compare = _inspected if request.inspect else _compared
+                return self._with_room(lambda: compare(session, request))
+            finally:
+                session.settle()
 
     def MeasureArtifact(
         self, request: benchmark_service_pb2.MeasureArtifactRequest, context: object
     ) -> benchmark_service_pb2.MeasureArtifactResponse:
         """Times the program of the request."""
-        del context
         with self._quarantine.guarding(request.task.target):
-            with self._holding.by("measure"), self._sessions.using(request.task, request.artifact.format) as session:
+            with self._holding.by("measure"), self._using(request, context, request.artifact.format) as session:
                 response = self._with_room(lambda: session.measure(request))
+            response.waited_seconds = _waited_seconds(context)
             if response.WhichOneof("outcome") == "timing":
                 metrics.record_timing(response.timing)
                 self._quarantine.saw_timing(request.task.target, response.timing)
             else:
                 metrics.record_fault(request.tier, response.fault.kind)
-                self._suspect_after(request.task, response.fault)
+                self._after(request.task, response.fault, "measure")
             return response
 
     def OpenTask(
         self, request: benchmark_service_pb2.OpenTaskRequest, context: object
     ) -> benchmark_service_pb2.OpenTaskResponse:
         """Opens the task's session."""
-        del context
         with self._quarantine.guarding(request.task.target):
-            with self._holding.by("open"), self._sessions.using(request.task) as session:
+            with self._holding.by("open"), self._using(request, context) as session:
                 session.open()
             return benchmark_service_pb2.OpenTaskResponse()
 
@@ -73,12 +106,11 @@ class BenchmarkServicer(benchmark_service_pb2_grpc.BenchmarkServiceServicer):
         self, request: benchmark_service_pb2.RunReferenceRequest, context: object
     ) -> benchmark_service_pb2.RunReferenceResponse:
         """Times the task's module by itself."""
-        del context
         with self._quarantine.guarding(request.task.target):
-            with self._holding.by("reference"), self._sessions.using(request.task) as session:
+            with self._holding.by("reference"), self._using(request, context) as session:
                 report = session.run_reference(request.known if request.HasField("known") else None)
             metrics.record_reference(report)
-            return benchmark_service_pb2.RunReferenceResponse(report=report)
+            return benchmark_service_pb2.RunReferenceResponse(report=report, waited_seconds=_waited_seconds(context))
 
     def DescribeDevice(
         self, request: benchmark_service_pb2.DescribeDeviceRequest, context: object
@@ -90,6 +122,16 @@ class BenchmarkServicer(benchmark_service_pb2_grpc.BenchmarkServiceServicer):
                 response = self._sessions.describe(request)
             self._quarantine.saw_device(response.device)
             return response
+
+    @contextlib.contextmanager
+    def _using(self, request: Any, context: object, *form: Any) -> Iterator[Session]:
+        """The session of a request's task, whose work is ended where the call loses its lease."""
+        work = _work(context)
+        with contextlib.ExitStack() as held:
+            session = held.enter_context(self._sessions.using(request.task, *form))
+            if work is not None:
+                held.enter_context(work.under_way(session.abandon))
+            yield session
 
     def _with_room(self, act: Callable[[], Answer]) -> Answer:
         """What `act` gives; where memory is short, once more after tasks that nobody waits for have given up theirs."""
@@ -111,10 +153,27 @@ class BenchmarkServicer(benchmark_service_pb2_grpc.BenchmarkServiceServicer):
         self._watch.close()
         self._sessions.close()
 
-    def _suspect_after(self, task: task_pb2.Task, fault: benchmark_service_pb2.ExecutionFault) -> None:
+    def _after(self, task: task_pb2.Task, fault: benchmark_service_pb2.ExecutionFault, work: str) -> None:
         """A kernel that hung was killed: whether the GPU is free of it, only a new process can tell."""
+        faults.note_end(fault, work)
         if task.target == task_pb2.TARGET_CUDA and fault.kind == verdict_pb2.FAILURE_KIND_TIMEOUT:
             self._quarantine.suspect()
+
+
+def _work(context: object) -> Work | None:
+    """What a call's turn is for; None where there are no turns."""
+    return context.turn if isinstance(context, Call) else None
+
+
+def _waited_seconds(context: object) -> float:
+    return work.waited_seconds if (work := _work(context)) is not None else 0.0
+
+
+def _kind(method: str, target: task_pb2.Target.ValueType) -> Kind:
+    """What else may be under way beside a call."""
+    if method in ("MeasureArtifact", "RunReference"):
+        return Kind.ALONE
+    return Kind.AHEAD if method == "OpenTask" and target == task_pb2.TARGET_CUDA else Kind.BESIDE
 
 
 def _compared(

@@ -81,12 +81,16 @@ class Session:
 
     def close(self) -> None:
         """Ends both workers, in the middle of a call too, and gives the shared memory back."""
-        self._workers.hurry()
+        self.abandon()
         with self._lock:
             self._workers.drop_bench()
             self._workers.drop_judge()
             self._tools.close()
             self._workers.close()
+
+    def abandon(self) -> None:
+        """Ends what is under way, from another thread; the next call has new processes."""
+        self._workers.hurry()
 
     # ---- comparing -----------------------------------------------------------------------------------------
 
@@ -206,9 +210,8 @@ class Session:
                 return
             if self._machine is not None and self._machine.known_ceilings(self.task.target) is None:
                 return  # they would be measured beside other work
-            if self._workers.preparation().total_bytes > AHEAD_BYTES:
-                return
-            self._workers.begin_spare()
+            if self._workers.preparation().total_bytes <= AHEAD_BYTES:
+                self._workers.begin_spare()
 
     def settle(self) -> None:
         """Returns when what `expect_final` began is done: then the machine is quiet."""

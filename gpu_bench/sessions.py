@@ -100,6 +100,10 @@ class Sessions:
         self._reserve.begin(device.target)  # not before: what the machine can do is measured while nothing else runs
         return benchmark_service_pb2.DescribeDeviceResponse(device=device)
 
+    def is_described(self, target: task_pb2.Target.ValueType) -> bool:
+        """Whether `describe` knows the device of a target already."""
+        return self._machine.known_ceilings(target) is not None
+
     def probe(self) -> timing_pb2.Device:
         """The GPU as a new process finds it now.
 

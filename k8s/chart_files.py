@@ -29,6 +29,8 @@ COMPONENTS = {
     "autoscaling": ("gpu",),
     "autoscaling-by-queue": ("gpu", "autoscaling"),
     "postgres": ("gpu",),
+    "several-orchestrators": ("gpu",),
+    "kueue": ("gpu", "many-gpus"),
     "model-synthesis": ("gpu-with-vllm",),
     "model-assists": ("gpu-with-vllm",),
     "load-model": ("gpu-with-vllm",),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,9 @@ API = "warpsmith.v1.OptimizationService"
 DOWNLOADS = "MODEL"
 """Variable of a Job that downloads what it names."""
 MEASURING = ("benchmark", "checking")
+QUEUE = "kueue.x-k8s.io/queue-name"
+"""Label of what Kueue admits."""
+CLUSTER_WIDE = ("Namespace", "PriorityClass", "ResourceFlavor", "ClusterQueue")
 END_SECONDS = 10
 """What a service may need beyond its pause and its drain, to end its workers."""
 PRE_STOP = ("lifecycle", "preStop", "sleep", "seconds")
@@ -263,13 +267,74 @@ def measuring_pods_are_guaranteed(objects: Sequence[Object]) -> Iterator[str]:
             yield f"{name}: wants a GPU, but neither selects nor tolerates a GPU's node"
 
 
-def the_orchestrator_is_alone(objects: Sequence[Object]) -> Iterator[str]:
-    """One writer of the archive at a time."""
+def the_orchestrator_keeps_its_runs(objects: Sequence[Object]) -> Iterator[str]:
+    """One on a lasting volume, stopped before the next starts; or several on a database that there has to be."""
     spec = deployments(objects)["orchestrator"]["spec"]
-    if spec["replicas"] != 1 or spec["strategy"] != {"type": "Recreate"}:
-        yield "orchestrator: not one replica that is stopped before the next starts"
-    if not any("persistentVolumeClaim" in volume for volume in spec["template"]["spec"]["volumes"]):
-        yield "orchestrator: its runs are on no lasting volume"
+    has_volume = any("persistentVolumeClaim" in volume for volume in spec["template"]["spec"]["volumes"])
+    (database,) = (
+        each["valueFrom"]["secretKeyRef"]
+        for each in service_container(deployments(objects)["orchestrator"])["env"]
+        if each["name"] == "WARPSMITH_DATABASE_URL"
+    )
+    if spec["replicas"] == 1:
+        if spec["strategy"] != {"type": "Recreate"}:
+            yield "orchestrator: not one replica that is stopped before the next starts"
+        if not has_volume:
+            yield "orchestrator: its runs are on no lasting volume"
+        return
+    if database.get("optional"):
+        yield "orchestrator: several replicas, and they start without a database"
+    if has_volume:
+        yield "orchestrator: several replicas want a volume that one node has"
+    if spec["strategy"].get("rollingUpdate", {}).get("maxUnavailable") != 0:
+        yield "orchestrator: an update takes one away before the next is there"
+    (budget,) = (
+        each["spec"]
+        for each in objects
+        if each["kind"] == "PodDisruptionBudget" and each["metadata"]["name"] == "orchestrator"
+    )
+    if budget["maxUnavailable"] >= spec["replicas"]:
+        yield "orchestrator: a drain may take all of them at once"
+
+
+def queues_lead_to_quota(objects: Sequence[Object]) -> Iterator[str]:
+    """With Kueue, each pod that measures is queued where there is quota for all of them, of all that they ask for."""
+    local = {each["metadata"]["name"]: each for each in objects if each["kind"] == "LocalQueue"}
+    if not local:
+        return
+    cluster = {each["metadata"]["name"]: each["spec"] for each in objects if each["kind"] == "ClusterQueue"}
+    flavors = {each["metadata"]["name"]: each["spec"] for each in objects if each["kind"] == "ResourceFlavor"}
+    asked: dict[str, Counter[str]] = {}
+    for name in sorted({*MEASURING} & deployments(objects).keys()):
+        deployment = deployments(objects)[name]
+        queue = local.get(deployment["metadata"]["labels"].get(QUEUE, ""))
+        quota = cluster.get(queue["spec"]["clusterQueue"]) if queue else None
+        if queue is None or quota is None:
+            yield f"{name}: is in no queue with a quota"
+            continue
+        wanted = asked.setdefault(queue["spec"]["clusterQueue"], Counter())
+        for resource, amount in service_container(deployment)["resources"]["requests"].items():
+            wanted[resource] += deployment["spec"]["replicas"] * _amount(amount)
+        selected = deployment["spec"]["template"]["spec"].get("nodeSelector", {})
+        for flavor in (each["name"] for group in quota["resourceGroups"] for each in group["flavors"]):
+            if not flavors.get(flavor, {}).get("nodeLabels", {}).items() <= selected.items() or flavor not in flavors:
+                yield f"{name}: selects other nodes than the flavor {flavor} has"
+    for name, wanted in asked.items():
+        given: Counter[str] = Counter()
+        for group in cluster[name]["resourceGroups"]:
+            for flavor in group["flavors"]:
+                if [each["name"] for each in flavor["resources"]] != group["coveredResources"]:
+                    yield f"queue {name}: flavor {flavor['name']} has other resources, or another order, than the group"
+                for each in flavor["resources"]:
+                    given[each["name"]] += _amount(each["nominalQuota"])
+        for resource, amount in sorted(wanted.items()):
+            if given[resource] < amount:
+                yield f"queue {name}: its pods ask for {amount} of {resource}, and its quota is {given[resource]}"
+
+
+def _amount(text: str) -> int:
+    """A whole quantity, of bytes with Gi."""
+    return int(text.removesuffix("Gi")) << (30 if text.endswith("Gi") else 0)
 
 
 def nothing_is_without_its_companions(objects: Sequence[Object]) -> Iterator[str]:
@@ -292,7 +357,7 @@ def nothing_is_without_its_companions(objects: Sequence[Object]) -> Iterator[str
 def everything_is_in_the_namespace(objects: Sequence[Object]) -> Iterator[str]:
     """What a component adds lies where it acts, and not in whatever namespace kubectl is in."""
     for each in objects:
-        if each["kind"] not in ("Namespace", "PriorityClass") and not each["metadata"].get("namespace"):
+        if each["kind"] not in CLUSTER_WIDE and not each["metadata"].get("namespace"):
             yield f"{each['kind']} {each['metadata']['name']}: in no namespace"
 
 
@@ -381,7 +446,8 @@ RULES: tuple[Callable[[Sequence[Object]], Iterator[str]], ...] = (
     drains_fit,
     the_page_asks_for_a_token,
     measuring_pods_are_guaranteed,
-    the_orchestrator_is_alone,
+    the_orchestrator_keeps_its_runs,
+    queues_lead_to_quota,
     nothing_is_without_its_companions,
     everything_is_in_the_namespace,
     mutual_tls_is_for_all,

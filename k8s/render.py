@@ -16,7 +16,7 @@ import yaml
 
 Object = dict[str, Any]
 
-CLUSTER_WIDE = {"Namespace", "PriorityClass"}
+CLUSTER_WIDE = {"Namespace", "PriorityClass", "ResourceFlavor", "ClusterQueue"}
 KEYS = {"containers": "name", "initContainers": "name", "env": "name", "volumes": "name", "volumeMounts": "mountPath"}
 """Lists that merge item by item, and by what. Others are replaced."""
 KNOWN = {
@@ -121,9 +121,10 @@ def _step(each: Any, step: Object) -> None:
 
 
 def merged(old: Any, new: Any, field: str = "") -> Any:
-    """The strategic merge: maps by key, the lists of `KEYS` by item, all else replaced."""
+    """The strategic merge: maps by key, the lists of `KEYS` by item, all else replaced; a null takes a field away."""
     if isinstance(old, dict) and isinstance(new, dict):
-        return {key: merged(old.get(key), new[key], key) if key in new else old[key] for key in {**old, **new}}
+        kept = [key for key in {**old, **new} if new.get(key, "") is not None]
+        return {key: merged(old.get(key), new[key], key) if key in new else old[key] for key in kept}
     if isinstance(old, list) and isinstance(new, list) and field in KEYS:
         key = KEYS[field]
         items = {each[key]: each for each in old}

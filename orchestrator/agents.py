@@ -7,13 +7,24 @@ again for a while: it may be replaced, stopped or cut off. This knows no order o
 
 from __future__ import annotations
 
+import itertools
 import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
-from warpsmith.errors import Infrastructure, MethodMissing, ModelFault, ServiceGone, ServiceLate, WarpsmithError
+from warpsmith.errors import (
+    BadInput,
+    Infrastructure,
+    MethodMissing,
+    ModelFault,
+    RunLost,
+    ServiceDied,
+    ServiceGone,
+    ServiceLate,
+    WarpsmithError,
+)
 from warpsmith.models.model_turn import ASIDE_SECONDS, TURN_SECONDS
 from warpsmith.v1 import (
     benchmark_service_pb2 as bench,
@@ -23,6 +34,10 @@ from warpsmith.v1 import (
 )
 from warpsmith.v1 import (
     correctness_service_pb2 as corr,
+)
+from warpsmith.v1 import (
+    lease_pb2,
+    trial_pb2,
 )
 from warpsmith.v1 import (
     reasoning_service_pb2 as reas,
@@ -51,6 +66,9 @@ DESCRIBE_SECONDS = 300.0
 AWAY_SECONDS = 120.0
 """How long an agent may be gone or silent: as long as its replacement, or a minute in which it is stopped, takes."""
 
+MOST_ENDS = 3
+"""Processes that may end over one program, or over a module that is prepared, before it is set aside."""
+
 log = logging.getLogger("warpsmith.orchestrator")
 
 AnswerT = TypeVar("AnswerT")
@@ -76,7 +94,7 @@ def asked(
             return call()
         except WarpsmithError as error:
             failed(error)
-            is_sure = not isinstance(error, Infrastructure) or isinstance(error, ModelFault | MethodMissing)
+            is_sure = not isinstance(error, Infrastructure) or isinstance(error, ModelFault | MethodMissing | RunLost)
             is_away = isinstance(error, ServiceGone | ServiceLate)
             count, failed_count = count + 1, failed_count + (not is_away)
             if is_sure or failed_count > 1 or (is_away and count > 1 and time.monotonic() >= until):
@@ -85,6 +103,60 @@ def asked(
             time.sleep(pause_seconds)
             if not go_on():
                 raise
+
+
+MakeLease = Callable[[], lease_pb2.Lease]
+
+
+class SetAsideError(Exception):
+    """A program over which too many processes ended is tried no more."""
+
+
+def noting_ends(
+    trial: trial_pb2.Trial, work: str, heard: Callable[[WarpsmithError], None]
+) -> Callable[[WarpsmithError], None]:
+    """For `asked`: hears of failed calls for a trial's program, and keeps each end of the service itself.
+
+    What else was under way there is blamed too; it is no verdict on it, and three such coincidences are rare. Raises
+    SetAsideError at the last of `MOST_ENDS`.
+    """
+
+    def failed(error: WarpsmithError) -> None:
+        heard(error)
+        if isinstance(error, ServiceDied):
+            trial.ends.add(worker="benchmark", work=work, how=str(error), at=time.time())
+            if len(trial.ends) >= MOST_ENDS:
+                raise SetAsideError(f"set aside: the benchmark service ended {MOST_ENDS} times over it")
+
+    return failed
+
+
+class Leases:
+    """Of one run's work for devices, from any thread. `epoch`: how often the run has changed hands."""
+
+    def __init__(self, owner: str, run_id: str, epoch: int) -> None:
+        self._owner, self._run_id, self._epoch, self._numbers = owner, run_id, epoch, itertools.count(1)
+
+    def __call__(self) -> lease_pb2.Lease:
+        """The next one: of two for one program the later one counts."""
+        return lease_pb2.Lease(owner=self._owner, run_id=self._run_id, epoch=self._epoch, number=next(self._numbers))
+
+
+def surviving(call: Callable[[], AnswerT], what: str) -> AnswerT:
+    """What a call gives; once more where its service ended in the midst of it, which need not be what it was asked for.
+
+    Raises:
+        BadInput: it ended `MOST_ENDS` times; says that `what` is set aside.
+    """
+    for count in range(1, MOST_ENDS + 1):
+        try:
+            return call()
+        except ServiceDied as error:
+            log.warning("%s: asked again", error)
+            if count == MOST_ENDS:
+                why = f"{what} is set aside: the benchmark service ended {MOST_ENDS} times over it: {error}"
+                raise BadInput(why) from error
+    raise AssertionError("the last call answers or raises")
 
 
 class Reasoning(Protocol):
@@ -174,3 +246,5 @@ class Agents:
     compilation: Compilation
     correctness: Correctness
     benchmarks: Sequence[Benchmark]
+    lease: MakeLease = lease_pb2.Lease
+    """Gives each piece of work for a device its own; with `Leases` they are those of one run."""

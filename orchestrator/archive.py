@@ -15,6 +15,7 @@ import contextlib
 import os
 import re
 import sqlite3
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -27,11 +28,12 @@ import sqlalchemy as sa
 from google.protobuf.message import DecodeError, Message
 from sqlalchemy.exc import ArgumentError, DBAPIError
 
-from orchestrator.archiving import programs, versions
+from orchestrator.archiving import news, programs, versions
 from orchestrator.archiving.patience import attempts
 from orchestrator.archiving.tables import EVENTS, GROUPS, RUNS, TRIALS
 from orchestrator.search import moves_of, score
 from orchestrator.search.memory import is_same_place
+from orchestrator.search_run import ENDED
 from warpsmith import printable
 from warpsmith.contract import earlier
 from warpsmith.digest import of_moves
@@ -140,6 +142,10 @@ class Archive:
         """Where its file is; None for a database on a server."""
         return self._file.parent if self._file else None
 
+    def listen(self, heard: news.Heard, ended: threading.Event) -> None:
+        """As `news.listen`."""
+        news.listen(self._engine, heard, ended)
+
     def close(self) -> None:
         """Closes all connections."""
         self._engine.dispose()
@@ -223,7 +229,7 @@ class Archive:
         texts = programs.fetched(self.rows, named)
         for trial, row, names in zip(found, rows, named, strict=True):
             if not programs.put_back(trial, names, texts):
-                raise self._damaged(row)
+                raise _damaged(self._place, row)
         return found
 
     def events(self, run_id: str, after: int = 0, limit: int | None = None) -> list[run_pb2.RunEvent]:
@@ -298,12 +304,8 @@ class Archive:
         except (DecodeError, TypeError):  # damaged, or no bytes: SQLite keeps anything in any column
             message = None
         if message is None or not 0.0 <= getattr(message, "created_at", 0.0) < LATEST_SECONDS:
-            raise self._damaged(row)
+            raise _damaged(self._place, row)
         return message
-
-    def _damaged(self, row: sa.Row[Any]) -> BadInput:
-        run = printable.quotation(f"{row.run_id}", 40)
-        return BadInput(f"{self._place}: what is kept of run {run} is damaged, or not ours; {DAMAGED}")
 
     @contextmanager
     def writing(self) -> Iterator[sa.Connection]:
@@ -317,6 +319,11 @@ class Archive:
             raise ArchiveFault(
                 f"cannot write to {self._place}: {error.orig}; what was found so far stays readable"
             ) from error
+
+
+def _damaged(place: str, row: sa.Row[Any]) -> BadInput:
+    run = printable.quotation(f"{row.run_id}", 40)
+    return BadInput(f"{place}: what is kept of run {run} is damaged, or not ours; {DAMAGED}")
 
 
 def _cost(run: run_pb2.Run) -> dict[str, object]:
@@ -369,6 +376,7 @@ def _run_row(run: run_pb2.Run) -> dict[str, object]:
         "speedup": score(run.best) if run.HasField("best") else 0.0,
         "message": run.SerializeToString(),
         "shape_digest": run.shape_digest,
+        "client": run.user,
         **_cost(run),
     }
 
@@ -392,6 +400,8 @@ def _add_event(connection: sa.Connection, run_id: str, event: run_pb2.RunEvent |
     if event is not None:
         row = {"run_id": run_id, "number": event.number, "message": event.SerializeToString()}
         connection.execute(_ADD_EVENT, row)
+        is_of_run = event.run.state in ENDED or event.run.state == run_pb2.RUN_STATE_QUEUED
+        news.tell(connection, news.Topic.RUN if is_of_run else news.Topic.EVENT, run_id)
 
 
 def _engine(url: str) -> sa.Engine:

@@ -11,8 +11,9 @@ import re
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 from prometheus_client import Counter, Gauge, Histogram
 
@@ -25,6 +26,8 @@ OUTCOMES = ("refused", "duplicate", "fault", "compile_fail", "verify_fail", "mea
 STAGES = ("describe", "analyze", "open", "reference", "propose", "synthesize", "compile", "verify", "measure", "repair")
 PROJECT_COUNT = 16
 """Projects that have a label of their own."""
+RUN_COUNT = 8
+"""Runs here that are shown one by one."""
 TASK_COUNT = 20
 """Tasks in runs whose best speedup is shown; those that moved last."""
 OF_A_TASK = ("task", "module", "run")
@@ -36,6 +39,9 @@ verdicts = Counter("warpsmith_verdicts_total", "Verdicts on trials, by kind; pas
 runs = Counter("warpsmith_runs_total", "Runs that ended, by final state.", ["state"])
 runs_taken_up = Counter("warpsmith_runs_taken_up_total", "Runs that others left and this one goes on with.")
 active_runs = Gauge("warpsmith_runs_active", "Runs that are queued or under way.")
+run_here = Gauge(
+    "warpsmith_run_here", "1 for a run that this orchestrator has; of many, those that came first.", ["id"]
+)
 waiting_for_model = Gauge(
     "warpsmith_runs_waiting_for_model", "Runs that search without a language model, whose server is away."
 )
@@ -80,6 +86,7 @@ _FAIL = verdict_pb2.VERDICT_STATE_FAIL
 _kinds = {value: name.removeprefix("FAILURE_KIND_").lower() for name, value in verdict_pb2.FailureKind.items()}
 _tasks: OrderedDict[tuple[str, ...], float] = OrderedDict()
 _projects: set[str] = set()
+_runs: set[str] = set()
 _lock = threading.Lock()
 
 for _outcome in OUTCOMES:
@@ -91,17 +98,27 @@ for _state in (state for state in run_pb2.RunState.values() if state >= run_pb2.
     runs.labels(run_pb2.RunState.Name(_state))
 
 
+@dataclass
+class Waited:
+    """How long a stage has waited for a device that others had."""
+
+    seconds: float = 0.0
+
+
 @contextmanager
-def timed(stage: str) -> Iterator[None]:
-    """Adds the time of the block to a stage."""
+def timed(stage: str, took: Callable[[str, float], None] = lambda *_: None) -> Iterator[Waited]:
+    """Adds the time of the block to a stage, less what it says that it has waited; `took` hears how many seconds."""
     seconds, active = _stages[stage]
     start = time.perf_counter()
     active.inc()
+    waited = Waited()
     try:
-        yield
+        yield waited
     finally:
         active.dec()
-        seconds.observe(time.perf_counter() - start)
+        spent = max(0.0, time.perf_counter() - start - waited.seconds)
+        seconds.observe(spent)
+        took(stage, spent)
 
 
 def record_trial(run: run_pb2.Run, trial: trial_pb2.Trial) -> None:
@@ -118,6 +135,18 @@ def record_trial(run: run_pb2.Run, trial: trial_pb2.Trial) -> None:
     if is_timed and state == verdict_pb2.VERDICT_STATE_PASS:
         faster.inc(trial.timing.faster)
         _note((digest.short(run.task.digest), _plain(run.task.name), run.id), trial.timing)
+
+
+def note_run(run_id: str, *, is_here: bool) -> None:
+    """A run is this orchestrator's from now on, or no longer."""
+    active_runs.inc(1 if is_here else -1)
+    with _lock:
+        if is_here and len(_runs) < RUN_COUNT:
+            _runs.add(run_id)
+            run_here.labels(run_id).set(1)
+        elif not is_here and run_id in _runs:
+            _runs.discard(run_id)
+            run_here.remove(run_id)
 
 
 def note_cost(project: str, seconds: float) -> None:

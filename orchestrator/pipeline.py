@@ -9,17 +9,25 @@ This chooses nothing: what to walk, with which care, and what follows is for `wa
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TypeVar
 
 from orchestrator import agents as deadlines
 from orchestrator import metrics
-from orchestrator.agents import Agents
+from orchestrator.agents import Agents, SetAsideError, noting_ends
 from orchestrator.model_turns import asks_model, is_written
 from orchestrator.serving.device_gate import DeviceGate
-from warpsmith.errors import BadInput, Infrastructure, MethodMissing, ModelFault, NotFound, WarpsmithError
+from warpsmith.errors import (
+    BadInput,
+    Infrastructure,
+    LeaseLost,
+    MethodMissing,
+    ModelFault,
+    NotFound,
+    WarpsmithError,
+)
 from warpsmith.v1 import (
     benchmark_service_pb2,
     candidate_pb2,
@@ -125,7 +133,8 @@ class Pipeline:
         tier: timing_pb2.Tier.ValueType,
         rewritten: candidate_pb2.Program | None = None,
     ) -> Outcome:
-        """Takes a trial with a hypothesis (or a candidate already) as far as it goes. Fills `trial` in place."""
+        """Takes a trial with a hypothesis (or a candidate already) as far as it goes. Fills `trial` in place. Raises
+        LeaseLost where a device's service says that the run is another's."""
         start = time.monotonic()
         try:
             trial.ended_at = trial_pb2.STAGE_SYNTHESIZE  # unless it goes on
@@ -143,11 +152,13 @@ class Pipeline:
             trial.artifact.CopyFrom(compiled.artifact)
             trial.ended_at = trial_pb2.STAGE_VERIFY
             trial.verdict.CopyFrom(self._verify(trial, tier))
+            trial.ends.extend(trial.verdict.ends)
             if trial.verdict.state != verdict_pb2.VERDICT_STATE_PASS:
                 return Judged(trial)
             trial.ended_at = trial_pb2.STAGE_MEASURE
             measured = self._measure(trial, tier, rewritten)
             if measured.HasField("fault"):
+                trial.ends.extend(measured.fault.ends)
                 trial.verdict.CopyFrom(failed(measured.fault.kind, f"while timed: {measured.fault.detail}"))
                 return Judged(trial)
             if why := impossible(measured.timing):
@@ -158,6 +169,11 @@ class Pipeline:
             return Judged(trial)
         except _RunStoppedError:
             return Interrupted(trial)
+        except LeaseLost:
+            raise
+        except SetAsideError as error:
+            trial.verdict.CopyFrom(failed(verdict_pb2.FAILURE_KIND_SET_ASIDE, str(error)))
+            return Judged(trial)
         except (BadInput, NotFound) as error:
             return Refused(trial, str(error))
         except ModelFault as error:
@@ -224,7 +240,7 @@ class Pipeline:
             compiled = self._compile(trial.candidate.program)
             trial.artifact.CopyFrom(compiled.artifact)
             trial.timing.CopyFrom(self._measure(trial, timing_pb2.TIER_SCREENING, None).timing)
-        except (_RunStoppedError, WarpsmithError):
+        except (_RunStoppedError, SetAsideError, WarpsmithError):
             trial.ClearField("timing")
         return trial
 
@@ -270,13 +286,15 @@ class Pipeline:
         )
 
         def call() -> verdict_pb2.Verdict:
-            with self.gate.checking(self.task.target), self._timed("verify"):
+            request.lease.CopyFrom(self.agents.lease())
+            with self.gate.checking(self.task.target), self._timed("verify") as waited:
                 reply = self.agents.correctness.VerifyArtifact(request, timeout=deadlines.VERIFY_SECONDS)
+                waited.seconds = reply.verdict.waited_seconds
             if reply.verdict.state == verdict_pb2.VERDICT_STATE_INFRA:
                 raise Infrastructure(reply.verdict.detail)
             return reply.verdict
 
-        return self._twice(call)
+        return self._twice(call, failed=noting_ends(trial, "verify", self._failed))
 
     def _measure(
         self, trial: trial_pb2.Trial, tier: timing_pb2.Tier.ValueType, rewritten: candidate_pb2.Program | None
@@ -290,25 +308,30 @@ class Pipeline:
         )
 
         def call() -> benchmark_service_pb2.MeasureArtifactResponse:
-            with self.gate.timing() as benchmark, self._timed("measure"):
-                return benchmark.MeasureArtifact(request, timeout=deadlines.MEASURE_SECONDS)
+            request.lease.CopyFrom(self.agents.lease())
+            with self.gate.timing() as benchmark, self._timed("measure") as waited:
+                measured = benchmark.MeasureArtifact(request, timeout=deadlines.MEASURE_SECONDS)
+                waited.seconds = measured.waited_seconds
+                return measured
 
-        return self._twice(call, self.go_on_to_timing)
+        return self._twice(call, self.go_on_to_timing, noting_ends(trial, "measure", self._failed))
 
     def _asking(self, by_model: bool) -> AbstractContextManager[None]:
         """Held while an agent thinks; while it waits for a model's answer the machine is not its."""
         return nullcontext() if by_model else self.gate.working(self.task.target)
 
-    @contextmanager
-    def _timed(self, stage: str) -> Iterator[None]:
-        start = time.monotonic()
-        try:
-            with metrics.timed(stage):
-                yield
-        finally:
-            self.took(stage, time.monotonic() - start)
+    def _failed(self, error: WarpsmithError) -> None:
+        self.spent(error.model_tokens)
 
-    def _twice(self, call: Callable[[], ResultT], go_on: Callable[[], bool] | None = None) -> ResultT:
+    def _timed(self, stage: str) -> AbstractContextManager[metrics.Waited]:
+        return metrics.timed(stage, self.took)
+
+    def _twice(
+        self,
+        call: Callable[[], ResultT],
+        go_on: Callable[[], bool] | None = None,
+        failed: Callable[[WarpsmithError], None] | None = None,
+    ) -> ResultT:
         go_on = go_on or self.go_on
         if not go_on():
             raise _RunStoppedError
@@ -318,9 +341,9 @@ class Pipeline:
                 go_on=go_on,
                 pause_seconds=self.retry_pause_seconds,
                 away_seconds=self.gone_seconds,
-                failed=lambda error: self.spent(error.model_tokens),
+                failed=failed or self._failed,
             )
-        except ModelFault:
+        except (ModelFault, LeaseLost):
             raise
         except Infrastructure:
             if not go_on():

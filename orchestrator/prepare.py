@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
@@ -26,6 +25,7 @@ from warpsmith.v1 import (
     benchmark_service_pb2,
     candidate_pb2,
     compile_service_pb2,
+    lease_pb2,
     synthesis_service_pb2,
     task_pb2,
     timing_pb2,
@@ -78,24 +78,22 @@ def describe_device(
     if target not in gate.devices:
         request = benchmark_service_pb2.DescribeDeviceRequest(target=target)
 
-        def describe(benchmark: Benchmark) -> timing_pb2.Device:
+        def describe(benchmark: Benchmark, _: metrics.Waited) -> timing_pb2.Device:
             return benchmark.DescribeDevice(request, timeout=deadlines.DESCRIBE_SECONDS).device
 
-        found = _on_a_device(gate, "describe", describe, took)
+        found = deadlines.surviving(lambda: _on_a_device(gate, "describe", describe, took), "the device")
         gate.devices[target] = gate.devices[found.target] = found
     return gate.devices[target]
 
 
-def _on_a_device(gate: DeviceGate, stage: str, call: Callable[[Benchmark], ResultT], took: Took) -> ResultT:
+def _on_a_device(
+    gate: DeviceGate, stage: str, call: Callable[[Benchmark, metrics.Waited], ResultT], took: Took
+) -> ResultT:
     """Makes a call to one of the devices, and to the next one where that is out of service."""
     for others in reversed(range(max(1, gate.device_count))):
         try:
-            with gate.timing() as benchmark, metrics.timed(stage):
-                start = time.monotonic()
-                try:
-                    return call(benchmark)
-                finally:
-                    took(stage, time.monotonic() - start)
+            with gate.timing() as benchmark, metrics.timed(stage, took) as waited:
+                return call(benchmark, waited)
         except DeviceQuarantined:
             if not others:
                 raise
@@ -166,9 +164,8 @@ def prepare(
     the GPU that it will run on, where that is not the one that kernels are made for otherwise.
 
     Raises:
-        BadInput: the module cannot be captured, does not run, is not deterministic, or the target or its
-            compiler is absent.
-        Infrastructure: a service failed.
+        BadInput: the module cannot be captured, does not run, is not deterministic, ends the service again and again,
+            or the target or its compiler is absent. Infrastructure: a service failed.
     """
     dropped = threading.Event()
 
@@ -177,18 +174,19 @@ def prepare(
         if gate.only_benchmark is not None:
             with gate.checking(task.target), metrics.timed("open"):
                 if not dropped.is_set():
-                    _open(gate.only_benchmark, task)
+                    _open(gate.only_benchmark, task, agents.lease)
 
     def run_reference() -> timing_pb2.ReferenceReport:
         opened.result()  # in this order: were both to wait at the gate, chance would choose
         request = benchmark_service_pb2.RunReferenceRequest(task=task, known=known(task, device.result()))
 
-        def run(benchmark: Benchmark) -> timing_pb2.ReferenceReport:
+        def run(benchmark: Benchmark, waited: metrics.Waited) -> timing_pb2.ReferenceReport:
             if dropped.is_set():
                 return timing_pb2.ReferenceReport()
-            return benchmark.RunReference(request, timeout=deadlines.MEASURE_SECONDS).report
+            request.lease.CopyFrom(agents.lease())
+            return _referenced(benchmark, request, waited)
 
-        return _on_a_device(gate, "reference", run, took)
+        return deadlines.surviving(lambda: _on_a_device(gate, "reference", run, took), f"module {task.name}")
 
     pool = ThreadPoolExecutor(5, thread_name_prefix="prepare")
     try:
@@ -212,9 +210,21 @@ def prepare(
         pool.shutdown(wait=False)
 
 
-def _open(benchmark: Benchmark, task: task_pb2.Task) -> None:
+def _referenced(
+    benchmark: Benchmark, request: benchmark_service_pb2.RunReferenceRequest, waited: metrics.Waited
+) -> timing_pb2.ReferenceReport:
+    answer = benchmark.RunReference(request, timeout=deadlines.MEASURE_SECONDS)
+    waited.seconds = answer.waited_seconds
+    return answer.report
+
+
+def _open(benchmark: Benchmark, task: task_pb2.Task, lease: Callable[[], lease_pb2.Lease]) -> None:
+    def call() -> None:
+        request = benchmark_service_pb2.OpenTaskRequest(task=task, lease=lease())
+        benchmark.OpenTask(request, timeout=deadlines.MEASURE_SECONDS)
+
     with contextlib.suppress(MethodMissing):  # one of an earlier version opens it by itself, later
-        benchmark.OpenTask(benchmark_service_pb2.OpenTaskRequest(task=task), timeout=deadlines.MEASURE_SECONDS)
+        deadlines.surviving(call, f"module {task.name}")
 
 
 def _as_they_end(

@@ -6,7 +6,9 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
 
+from orchestrator.agents import Leases
 from orchestrator.archive import Archive
 from orchestrator.exports import export_files, export_training
 from orchestrator.exports.export import Exported, ExportedFolder, Exporter
@@ -181,7 +183,8 @@ def make_servicer(settings: Settings) -> OptimizationServicer:
             archive.known_groups,
         )
         memory, past = NOTHING_KNOWN if fresh else known, tuple(story.trials) if story.attempt else None
-        return SearchRun(run, agents, gate, search, story, memory=memory, past=past)
+        own = replace(agents, lease=Leases(archive.owner, run.id, story.epoch))
+        return SearchRun(run, own, gate, search, story, memory=memory, past=past)
 
     archive.patience_seconds = settings.archive_patience_seconds
     owner, at_once = Owner(archive, stays=settings.takes_up), 1 + most_ahead(os.cpu_count() or 1)

@@ -21,7 +21,9 @@ from orchestrator.search import Proposal
 from warpsmith.errors import Infrastructure
 from warpsmith.v1 import task_pb2, timing_pb2, trial_pb2, verdict_pb2
 
-_NO_REMEDY = frozenset({verdict_pb2.FAILURE_KIND_CHEAT, verdict_pb2.FAILURE_KIND_SUSPECT})
+_NO_REMEDY = frozenset({
+    verdict_pb2.FAILURE_KIND_CHEAT, verdict_pb2.FAILURE_KIND_SUSPECT, verdict_pb2.FAILURE_KIND_SET_ASIDE,
+})  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -229,7 +229,20 @@ FLEET = [
             "timing": "sum(warpsmith_devices_timing)",
             "put aside": "sum(warpsmith_devices_aside)",
             "waiting": "sum(warpsmith_waiting_to_time)",
+            "waiting for a turn": "sum(warpsmith_bench_calls_waiting)",
         },
+    ),
+    Panel(
+        "Runs, by who has them",
+        "Which orchestrator has which run; one that ends hands its runs over to the others.",
+        {"{{instance}} {{id}}": "warpsmith_run_here"},
+    ),
+    Panel(
+        "Work whose lease was lost",
+        "In the range shown: work for a device that was ended or refused, because its caller left, its run is another "
+        "orchestrator's by now, or the same was asked for again.",
+        {"{{loss}}": "sum by (loss) (increase(warpsmith_bench_leases_lost_total[$__range]))"},
+        kind="bargauge",
     ),
     Panel(
         "Workers started and lost",

@@ -27,9 +27,12 @@ RUNS = sa.Table(
     sa.Column("project", sa.Text, nullable=False, server_default=""),
     sa.Column("device_day", sa.String(10), nullable=False, server_default="", index=True),
     sa.Column("device_seconds", sa.Float, nullable=False, server_default="0"),
+    sa.Column("epoch", sa.Integer, nullable=False, server_default="0"),
+    sa.Column("client", sa.Text, nullable=False, server_default=""),
 )
-"""`owner`: who writes the run; `attempt_count`: how often it was taken up since a trial last ended; `stop_asked`: 1
-once its user wanted no more of it; `device_seconds`: what it has used of devices on `device_day`, its last such day."""
+"""`owner`: who writes the run; `epoch`: how often it has changed hands; `attempt_count`: how often it was taken up
+since a trial last ended; `stop_asked`: 1 once its user wanted no more of it; `client`: who that is;
+`device_seconds`: what it has used of devices on `device_day`, its last such day."""
 TRIALS = sa.Table(
     "trials",
     TABLES,

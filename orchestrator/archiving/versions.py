@@ -20,7 +20,7 @@ from warpsmith.errors import BadInput
 
 log = logging.getLogger("warpsmith.orchestrator")
 
-LATEST = "0004"
+LATEST = "0005"
 """The last revision in `migrations/versions`; `TABLES` are what it leaves."""
 UNVERSIONED = ""
 """Of an archive that is older than versions."""

@@ -329,7 +329,7 @@ def show(
         chosen = client.trial(orchestrator, found.id, trial)
     if chosen is None:
         raise NotFound(f"run {found.id} has no trial {trial}")
-    tell_line(f"// {report.trial_line(chosen)}")
+    tell(*(f"// {line}" for line in report.trial_lines(chosen)))
     for source in chosen.candidate.program.sources:
         tell_line(f"// ---- {source.name}")
         tell_file(f"{source.text}\n")
@@ -342,7 +342,7 @@ def _tell_trials(run: run_pb2.Run, trials: Iterable[trial_pb2.Trial], as_tree: b
         Console().print(report.tree("plan zero", trials), soft_wrap=True)
         return
     for each in trials:
-        tell_line(report.trial_line(each))
+        tell(*report.trial_lines(each))
         tell(f"    {printable.quotation(each.hypothesis.rationale)}")
 
 

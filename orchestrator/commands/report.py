@@ -7,6 +7,7 @@ floor, algebra, flags) stands beside it, and a run without a faster kernel says 
 from __future__ import annotations
 
 import shlex
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -15,8 +16,12 @@ from rich.tree import Tree
 
 from orchestrator.commands.terminal import cell
 from orchestrator.ledger import DEVICE_STAGES
+from warpsmith import printable
 from warpsmith.contract import words
 from warpsmith.v1 import analysis_pb2, run_pb2, task_pb2, timing_pb2, trial_pb2, verdict_pb2
+
+_LAST_CHARACTERS = 300
+"""Of what a process printed, beside how it ended."""
 
 FASTER = run_pb2.RUN_STATE_FASTER
 CANDIDATE, EAGER, REWRITTEN = (
@@ -279,9 +284,23 @@ def funnel(trials: Iterable[trial_pb2.Trial]) -> Mapping[str, int]:
     return counts
 
 
+def trial_lines(trial: trial_pb2.Trial) -> list[str]:
+    """A trial in one line, and one for each process that ended over it."""
+    return [trial_line(trial), *(f"    {each}" for each in evidence(trial))]
+
+
 def trial_line(trial: trial_pb2.Trial) -> str:
     """A trial in one line: number, parent, what it did, how it ended."""
     return f"#{trial.number} (from {trial.parent or 'plan zero'}) {_done(trial)}"
+
+
+def evidence(trial: trial_pb2.Trial) -> list[str]:
+    """Each process that ended over a trial's program: when, which, at what, how, and what it last printed."""
+    return [
+        f"{time.strftime('%H:%M:%S', time.localtime(end.at))} {end.worker} ended at {end.work}: {end.how}"
+        + (f"; it last printed {printable.quotation(end.log_tail[-_LAST_CHARACTERS:])}" if end.log_tail.strip() else "")
+        for end in trial.ends
+    ]
 
 
 def tree(title: str, trials: Iterable[trial_pb2.Trial]) -> Tree:

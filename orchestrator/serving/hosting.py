@@ -8,27 +8,28 @@ ends the run with that as its message, and what memory holds stays readable. A d
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import queue
 import secrets
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
 
 from orchestrator import finalists, metrics
 from orchestrator.archive import Archive
+from orchestrator.archiving.news import Topic
 from orchestrator.search import Search
-from orchestrator.search_run import ENDED, SearchRun
+from orchestrator.search_run import SearchRun
 from orchestrator.serving import taking_up
+from orchestrator.serving.looking import RunsInSight
 from orchestrator.serving.ownership import Owner
-from orchestrator.serving.story import Story, light
+from orchestrator.serving.story import Story
 from orchestrator.serving.taking_up import MOST_ATTEMPTS, trials_text
 from warpsmith import plugins
 from warpsmith.errors import ArchiveFault, Infrastructure, RunLost, ServiceGone
 from warpsmith.permissions import UNASKED, Caller
-from warpsmith.v1 import run_pb2, task_pb2, trial_pb2
+from warpsmith.v1 import run_pb2, task_pb2
 
 log = logging.getLogger("warpsmith.orchestrator")
 
@@ -38,16 +39,11 @@ RETRY_SECONDS = 20.0
 LEAVE_SECONDS = 3.0
 """How long runs may take to end the stage that they are at when the orchestrator ends."""
 
-EVENTS_AT_ONCE = 256
-"""Of a run that is not under way here, what is read for a watcher before it is sent."""
-LOOK_SECONDS = 1.0
-"""Pause of who watches another orchestrator's run, before the archive is looked at again."""
-
 MakeRun = Callable[[run_pb2.Run, Search, Story, bool], SearchRun]
 """(run, strategy, observer, fresh) → a run that is ready to execute, its task's target set."""
 
 
-class RunHost:
+class RunHost(RunsInSight):
     """All runs of an orchestrator: queued, under way, and past. `owner`: in whose name; None where it has none.
     `may_begin` is asked before a run of a caller is queued that has so many under way; LimitReached says why not."""
 
@@ -59,11 +55,8 @@ class RunHost:
         owner: Owner | None = None,
         may_begin: Callable[[Caller, int], None] = lambda *_: None,
     ) -> None:
-        self._archive, self._make_run, self._owner = archive, make_run, owner
-        self._may_begin, self._stories = may_begin, dict[str, Story]()
-        self.change_count = 0
-        """Grows whenever a run has come or ended."""
-        self._leaving, self._queue = threading.Event(), queue.Queue[Story | None]()
+        super().__init__(archive, owner)
+        self._make_run, self._may_begin, self._queue = make_run, may_begin, queue.Queue[Story | None]()
         self._coming, self._taking = threading.Lock(), threading.Lock()
         """Held by who begins a run, and by who makes one its own that another had."""
         self._threads = [threading.Thread(target=self._work, name="runs", daemon=True) for _ in range(at_once)]
@@ -71,6 +64,7 @@ class RunHost:
             thread.start()
         if owner is not None:
             owner.live(self._look, self._leaving)
+            archive.listen(self._heard, self._leaving)
 
     # ---- coming --------------------------------------------------------------------------------------
 
@@ -87,12 +81,19 @@ class RunHost:
             raise ServiceGone("the orchestrator ends")
         name = search or DEFAULT_SEARCH
         plugins.load("search", name)
-        with self._coming:  # no two of a client at once: it has as many as it may have, and no more
-            self._require_room(caller)
+        with self._room(caller):
             return self._enqueue(_begun(self._archive, _new_run(task, budget, name, fresh, caller))).run
 
-    def _require_room(self, caller: Caller) -> None:
-        self._may_begin(caller, sum(s.run.user == caller.name and not s.ended for s in self._stories.copy().values()))
+    @contextmanager
+    def _room(self, caller: Caller) -> Iterator[None]:
+        """Held while a run of the caller's begins: no two at once, so that it has as many as it may have, and no more.
+
+        Raises what `may_begin` raises.
+        """
+        with self._coming, self._owner.counting(caller.name) if self._owner else nullcontext(0) as count:
+            here = sum(s.run.user == caller.name and not s.ended for s in self._stories.copy().values())
+            self._may_begin(caller, max(here, count))
+            yield
 
     def _look(self) -> None:
         """Stops what others were asked to stop, and takes up what they left; in a thread, since that may take long."""
@@ -101,6 +102,16 @@ class RunHost:
             if story := self._stories.get(run_id):
                 story.cancel()
         taking_up.take_up_left(self._archive, self._owner, self._go_on, self._taking, self._leaving)
+
+    def _heard(self, topic: Topic, run_id: str) -> None:
+        """Acts at once on what others have told; what is missed is found by looking."""
+        assert self._owner is not None
+        if topic is Topic.STOP and (story := self._stories.get(run_id)):
+            story.cancel()
+        elif topic in (Topic.LEFT, Topic.MISSED):
+            self._owner.look_now()
+        self.change_count += topic is not Topic.EVENT
+        self._bells.ring(run_id)
 
     def resume(self, run_id: str) -> run_pb2.Run:
         """Queues a run that was left, cancelled or failed, with what is left of its budget; one under way goes on.
@@ -115,8 +126,7 @@ class RunHost:
                 return story.run
             if self._owner is None or self._leaving.is_set():
                 raise ServiceGone("this orchestrator takes up no run")
-            with self._coming:
-                self._require_room(Caller(run.user, project=run.project))
+            with self._room(Caller(run.user, project=run.project)):
                 return self._go_on(taking_up.resumed(self._archive, self._owner, run)).run
 
     def _go_on(self, story: Story) -> Story:
@@ -133,72 +143,9 @@ class RunHost:
     def _enqueue(self, story: Story) -> Story:
         self._stories[story.run.id] = story
         self.change_count += 1
-        metrics.active_runs.inc()
+        metrics.note_run(story.run.id, is_here=True)
         self._queue.put(story)
         return story
-
-    # ---- looking -------------------------------------------------------------------------------------
-
-    def run(self, run_id: str) -> run_pb2.Run:
-        """A run by its identifier or the beginning of one.
-
-        Raises:
-            NotFound: there is none.
-        """
-        story = self._stories.get(run_id)
-        return story.run if story else taking_up.told(self._archive, self._archive.run(run_id))
-
-    def runs(self, limit: int, task_digest: str, before: float = 0.0) -> list[run_pb2.Run]:
-        """Runs, newest first; with `before`, only those created earlier."""
-        stories = self._stories.copy()  # taken first: one that ends meanwhile is not given as it was before
-        kept = self._archive.runs(limit or 50, task_digest, before)
-        return [stories[run.id].run if run.id in stories else taking_up.told(self._archive, run) for run in kept]
-
-    def under_way(self) -> list[run_pb2.Run]:
-        """Runs that have not ended, as watchers see them, in the order in which they were asked for."""
-        runs = [story.run for story in self._stories.copy().values() if not story.ended]
-        return list(map(light, sorted(runs, key=lambda run: run.created_at)))
-
-    def trials(
-        self, run_id: str, after: int = 0, limit: int | None = None, *, with_programs: bool = True
-    ) -> list[trial_pb2.Trial]:
-        """The trials of a run past a number, in order; the first so many of them.
-
-        Raises:
-            NotFound: no such run.
-        """
-        run = self.run(run_id)
-        story = self._stories.get(run.id)
-        if story and not (with_programs and story.is_archived):
-            return story.trials[after : after + limit if limit else None]
-        return self._archive.trials(run.id, after, limit, with_programs=with_programs)
-
-    async def watch(self, run_id: str, after: int) -> AsyncIterator[run_pb2.RunEvent]:
-        """Events past a number until the run ends; also of a run of another orchestrator.
-
-        Raises:
-            NotFound: no such run, or nobody goes on with it. ServiceGone: the orchestrator ends before the run.
-        """
-        run_id = (await asyncio.to_thread(self.run, run_id)).id
-        while True:
-            if story := self._stories.get(run_id):
-                async for event in _archived(self._archive, run_id, after, story.first):
-                    yield event
-                    after = event.number
-                async for event in story.follow(after):
-                    yield event
-                return
-            kept = await asyncio.to_thread(self._archive.run, run_id)  # before its events: then all of them are there
-            async for event in _archived(self._archive, run_id, after):
-                yield event
-                after = event.number
-            if kept.state in ENDED or self._owner is None:
-                return
-            await asyncio.sleep(LOOK_SECONDS)
-            if self._leaving.is_set():
-                raise ServiceGone("the orchestrator ends")
-            if run_id not in self._stories:
-                await asyncio.to_thread(taking_up.require_awaited, self._archive, self._owner, run_id)
 
     # ---- ending --------------------------------------------------------------------------------------
 
@@ -235,12 +182,13 @@ class RunHost:
                 self._note(story.run.id, attempt_count=0)  # it is not the run that ends the orchestrator
             next_one = "the next orchestrator takes it up" if self._owner and self._owner.stays else "it can be resumed"
             story.leave(f"left after {trials_text(len(story.trials))}: {next_one}")
+        self._bells.ring()
+        if self._owner is not None:
+            self._owner.close()  # now, and not after the drain: who takes them up need not wait for that
 
     def close(self) -> None:
         """Leaves what is under way, and closes the archive."""
         self.leave()
-        if self._owner is not None:
-            self._owner.close()
         self._archive.close()
 
     def _work(self) -> None:
@@ -258,7 +206,7 @@ class RunHost:
             if (story.is_archived or story.is_left) and self._stories.get(story.run.id) is story:
                 del self._stories[story.run.id]
         self.change_count += 1
-        metrics.active_runs.dec()
+        metrics.note_run(story.run.id, is_here=False)
         if story.ended:
             metrics.runs.labels(run_pb2.RunState.Name(story.run.state)).inc()
 
@@ -268,8 +216,8 @@ class RunHost:
         run.CopyFrom(story.run)
         try:
             _conduct(story, run, self._make_run, self._leaving)
-        except RunLost:
-            pass
+        except RunLost as lost:
+            _lost(story, run, str(lost), self._leaving)
         except Exception as error:  # whatever it is, the run has ended and its watchers must hear so
             if not isinstance(error, Infrastructure):
                 log.exception("run %s failed", run.id)
@@ -320,6 +268,14 @@ def _fail(story: Story, run: run_pb2.Run, message: str) -> None:
     _end(story, run, run_pb2.RUN_STATE_FAILED, message)
 
 
+def _lost(story: Story, run: run_pb2.Run, why: str, leaving: threading.Event) -> None:
+    """Ends what is done here for a run that is another's by now. Where a device's service alone says so, the archive
+    knows better: it takes a run's end from its owner."""
+    if not story.is_left and not leaving.is_set():
+        run.CopyFrom(story.run)
+        _fail(story, run, why)
+
+
 def _new_run(task: task_pb2.Task, budget: run_pb2.Budget, search: str, fresh: bool, caller: Caller) -> run_pb2.Run:
     return run_pb2.Run(
         id=f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}",
@@ -340,16 +296,6 @@ def _begun(archive: Archive, run: run_pb2.Run) -> Story:
     archive.put_run(run)
     story.run_changed(run)
     return story
-
-
-async def _archived(
-    archive: Archive, run_id: str, after: int, end: float = float("inf")
-) -> AsyncIterator[run_pb2.RunEvent]:
-    """Events past a number, a page at a time; no further page once all before another number are told."""
-    while after + 1 < end and (page := await asyncio.to_thread(archive.events, run_id, after, EVENTS_AT_ONCE)):
-        for event in page:
-            yield event
-        after = page[-1].number
 
 
 def _end(story: Story, run: run_pb2.Run, state: run_pb2.RunState.ValueType, message: str) -> None:

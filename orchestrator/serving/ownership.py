@@ -15,13 +15,14 @@ import os
 import re
 import secrets
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO
 
 import sqlalchemy as sa
 
 from orchestrator.archive import Archive
+from orchestrator.archiving import news
 from orchestrator.archiving.tables import OWNERS, RUNS
 from orchestrator.search_run import ENDED
 from warpsmith.errors import ArchiveFault, Infrastructure, RunLost
@@ -33,6 +34,8 @@ log = logging.getLogger("warpsmith.orchestrator")
 LEASE_SECONDS = 20.0
 """After which who renews no row is taken for dead; several times `RENEW_SECONDS`, for a database that is slow."""
 RENEW_SECONDS = 4.0
+LOOK_SECONDS = 1.0
+"""Pause of who looks for what others have left in a database on a server, where a lease may end at any moment."""
 END_SECONDS = 3.0
 """How long its threads may take to end what they are at."""
 STAYS, PASSES = "stays", "passes"
@@ -40,6 +43,8 @@ STAYS, PASSES = "stays", "passes"
 
 _UNDER_WAY = sorted({*run_pb2.RunState.values()} - ENDED)
 _OURS = re.compile(rf"(?:{STAYS}|{PASSES})-[0-9a-f]{{24}}", re.ASCII)
+_COUNTING_LOCK = 0x7773
+"""The first half of the locks of a PostgreSQL database under which a client's runs are counted; the other is its."""
 _NOW = sa.extract("epoch", sa.func.clock_timestamp())
 
 
@@ -55,6 +60,7 @@ class Owner:
         self.name = f"{STAYS if stays else PASSES}-{secrets.token_hex(12)}"
         self.stays = stays
         self._threads: list[threading.Thread] = []
+        self._hurry, self._is_closed = threading.Event(), False
         self._lock = _locked(_sign(archive.folder, self.name)) if archive.folder else None
         for sign in archive.folder.glob("owner-*.lock") if archive.folder else ():
             _is_locked(sign, remove=True)
@@ -76,18 +82,26 @@ class Owner:
         They have a thread each: what was left may be large, and who loads it lives.
         """
 
-        def now_and_then(work: Callable[[], None]) -> None:
+        def now_and_then(work: Callable[[], None], pause: Callable[[], object]) -> None:
             while not ended.is_set():
                 try:
                     work()
                 except Infrastructure as error:
                     log.error("this orchestrator cannot show that it lives, or look for runs: %s", error)
-                ended.wait(RENEW_SECONDS)
+                pause()
 
-        for work in (self.renew, look):
-            thread = threading.Thread(target=now_and_then, args=(work,), name="owner", daemon=True)
+        def until_hurried() -> None:
+            self._hurry.wait(RENEW_SECONDS if self._archive.folder else LOOK_SECONDS)
+            self._hurry.clear()
+
+        for work, pause in ((self.renew, lambda: ended.wait(RENEW_SECONDS)), (look, until_hurried)):
+            thread = threading.Thread(target=now_and_then, args=(work, pause), name="owner", daemon=True)
             self._threads.append(thread)
             thread.start()
+
+    def look_now(self) -> None:
+        """Has `look` see at once what others left."""
+        self._hurry.set()
 
     def left(self) -> list[tuple[str, str]]:
         """Runs that have not ended and were those of orchestrators that stay and are dead, oldest first: run, owner."""
@@ -100,19 +114,22 @@ class Owner:
         dead = {owner for _, owner in found if not is_alive(self._archive, owner)}
         return [(run_id, owner) for run_id, owner in found if owner in dead]
 
-    def take(self, run_id: str, before: str, *, anew: bool = False) -> int:
-        """Makes a run its own, and gives how often it has been taken since a trial last ended; `anew`: 1.
+    def take(self, run_id: str, before: str, *, anew: bool = False) -> tuple[int, int]:
+        """Makes a run its own, and gives how often it has been taken since a trial last ended, and at all; `anew`: once
+        since a trial.
 
         Raises:
             RunLost: it is no longer that of `before`; ArchiveFault: the archive cannot be written.
         """
         count = sa.literal(0) if anew else RUNS.c.attempt_count
-        changed = {"owner": self.name, "attempt_count": count + 1, **({"stop_asked": 0} if anew else {})}
+        changed = {"owner": self.name, "attempt_count": count + 1, "epoch": RUNS.c.epoch + 1}
+        changed |= {"stop_asked": sa.literal(0)} if anew else {}
         with self._archive.writing() as connection:
             taken = sa.update(RUNS).where(RUNS.c.id == run_id, RUNS.c.owner == before).values(**changed)
             if not connection.execute(taken).rowcount:
                 raise RunLost(f"another orchestrator has taken up run {run_id}")
-            return int(connection.execute(sa.select(RUNS.c.attempt_count).where(RUNS.c.id == run_id)).scalar_one())
+            now = connection.execute(sa.select(RUNS.c.attempt_count, RUNS.c.epoch).where(RUNS.c.id == run_id)).one()
+            return now.attempt_count, now.epoch
 
     def note(self, run_id: str, **columns: int) -> None:
         """Keeps `attempt_count` or `stop_asked` of a run of its own. Raises ArchiveFault where that is impossible."""
@@ -124,6 +141,7 @@ class Owner:
         """Has whoever owns a run, or takes it up, stop it. Raises ArchiveFault where that cannot be written."""
         with self._archive.writing() as connection:
             connection.execute(sa.update(RUNS).where(RUNS.c.id == run_id).values(stop_asked=1))
+            news.tell(connection, news.Topic.STOP, run_id)
 
     def asked_to_stop(self) -> list[str]:
         """Its runs under way whose user wants no more of them."""
@@ -135,8 +153,46 @@ class Owner:
         rows = self._archive.rows(sa.select(RUNS.c.stop_asked).where(RUNS.c.id == run_id))
         return any(row.stop_asked for row in rows)
 
+    @contextlib.contextmanager
+    def counting(self, client: str) -> Iterator[int]:
+        """Gives how many runs of a client have not ended and are somebody's; nobody else counts them within the block.
+
+        They are those of all orchestrators that share a database. Raises ArchiveFault where it cannot be read.
+        """
+        with contextlib.ExitStack() as held:
+            if self._archive.folder is None:
+                connection = held.enter_context(self._archive.writing())
+                lock = sa.func.pg_advisory_xact_lock(_COUNTING_LOCK, sa.func.hashtext(client))
+                connection.execute(sa.select(lock))
+            query = (
+                sa.select(RUNS.c.owner, sa.func.count().label("runs"))
+                .where(RUNS.c.state.in_(_UNDER_WAY), RUNS.c.client == client)
+                .group_by(RUNS.c.owner)
+            )
+            yield sum(row.runs for row in self._archive.rows(query) if self._is_somebodys(row.owner))
+
+    def _is_somebodys(self, owner: str) -> bool:
+        return owner.startswith(STAYS) or is_alive(self._archive, owner)
+
+    def elsewhere(self) -> list[str]:
+        """Runs that have not ended and are those of others that share a database on a server, oldest first."""
+        if self._archive.folder is not None:
+            return []
+        query = (
+            sa.select(RUNS.c.id, RUNS.c.owner)
+            .where(RUNS.c.state.in_(_UNDER_WAY), RUNS.c.owner != self.name)
+            .order_by(RUNS.c.created_at, RUNS.c.id)
+        )
+        found = self._archive.rows(query)
+        living = {owner for owner in {row.owner for row in found} if self._is_somebodys(owner)}
+        return [row.id for row in found if row.owner in living]
+
     def close(self) -> None:
-        """Lives no longer: what it has not ended is left. `live` should have ended."""
+        """Lives no longer: what it has not ended is left, and others hear so. `live` should have ended."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self._hurry.set()
         for thread in self._threads:
             thread.join(END_SECONDS)
         if self._lock is not None:
@@ -145,6 +201,7 @@ class Owner:
             return
         with contextlib.suppress(ArchiveFault), self._archive.writing() as connection:  # then it expires
             connection.execute(sa.delete(OWNERS).where(OWNERS.c.name == self.name))
+            news.tell(connection, news.Topic.LEFT)
 
 
 def owner_of(archive: Archive, run_id: str) -> str:

@@ -36,6 +36,8 @@ class Story:
     """With their programs while they may become finalists; the archive has all."""
     attempt: int = 0
     """How often the run was taken up since a trial last ended; 0 for one that begins here."""
+    epoch: int = 0
+    """How often the run has changed hands."""
     cancelled: bool = False
     is_left: bool = False
     """Whether another orchestrator goes on with the run, now or later."""

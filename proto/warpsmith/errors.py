@@ -11,9 +11,11 @@
     └── Infrastructure       ours to mend; never a candidate's score
         ├── ArchiveFault     what was found cannot be kept: a full disk, a lost database
         │   └── RunLost      a run is another orchestrator's to go on with, now or at the next start
+        │       └── LeaseLost  the owner of a device says so: work for it was ended, or is refused
         ├── JailUnavailable  no way to confine untrusted code on this machine
         ├── ServiceFault     a peer did not answer, or answered with an error
         │   ├── ServiceGone  nothing answers there, or not any more
+        │   │   ├── ServiceDied  it ended in the midst of the work that it was asked for
         │   │   └── DeviceQuarantined  its GPU has failed a test of itself
         │   ├── ServiceLate  no answer came in time: it is stopped, cut off or overrun
         │   ├── MethodMissing  it is of a version that has no such method
@@ -84,6 +86,11 @@ class RunLost(ArchiveFault):
     """A run is no longer this orchestrator's: another one has taken it up, or one that starts later will."""
 
 
+class LeaseLost(RunLost):
+    """Work for a device is no longer its asker's: the run is another's by now, the same was asked for again, or nobody
+    waits for it. It was ended, or is refused."""
+
+
 class JailUnavailable(Infrastructure):
     """No rung of the jail works here, and the input was not declared trusted."""
 
@@ -94,6 +101,10 @@ class ServiceFault(Infrastructure):
 
 class ServiceGone(ServiceFault):
     """Nothing answers at a peer's address, or it went away in the midst of a call: another try may find it again."""
+
+
+class ServiceDied(ServiceGone):
+    """A peer had begun what it was asked for, and ended in the midst of it: what it was asked for may be why."""
 
 
 class ServiceLate(ServiceFault):
@@ -164,7 +175,7 @@ class WorkerTimeout(WorkerFault):
 class WorkerCrashed(WorkerFault):
     """A worker process ended during a call.
 
-    `signal_number` or `exit_code` says how; `stderr_tail` holds the last lines it printed.
+    `signal_number` or `exit_code` says how; `stderr_tail` holds the last lines it printed; `method`: what it was at.
     """
 
     def __init__(
@@ -174,9 +185,11 @@ class WorkerCrashed(WorkerFault):
         signal_number: int | None = None,
         exit_code: int | None = None,
         stderr_tail: str = "",
+        method: str = "",
     ) -> None:
         super().__init__(message)
         self.signal_number = signal_number
+        self.method = method
         self.exit_code = exit_code
         self.stderr_tail = stderr_tail
 
@@ -210,6 +223,11 @@ _RAISED: dict[grpc.StatusCode, type[WarpsmithError]] = {
     grpc.StatusCode.PERMISSION_DENIED: NotPermitted,
 }
 
+_BY_KIND: dict[str, type[WarpsmithError]] = {
+    each.__name__: each for each in (DeviceQuarantined, ServiceDied, ServiceGone, LeaseLost, LimitReached)
+}
+"""Exceptions that a code alone does not tell from others."""
+
 _CUT = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
 """Codes of gRPC's own for a connection that cannot be made, or broke, or a server that ended."""
 
@@ -224,12 +242,10 @@ def from_status(code: grpc.StatusCode, message: str, kind: str = "") -> Warpsmit
 
     `kind` names the exception that the servicer raised; without one, the call has not reached it, or did not end.
     """
-    if kind == DeviceQuarantined.__name__:
-        return DeviceQuarantined(message)
-    if kind == ServiceGone.__name__ or (not kind and code in _CUT):
+    if known := _BY_KIND.get(kind):
+        return known(message)
+    if not kind and code in _CUT:
         return ServiceGone(message)
-    if kind == LimitReached.__name__:
-        return LimitReached(message)
     if not kind and code is grpc.StatusCode.DEADLINE_EXCEEDED:
         return ServiceLate(message)
     if not kind and code is grpc.StatusCode.UNIMPLEMENTED:

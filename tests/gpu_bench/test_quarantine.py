@@ -285,6 +285,9 @@ class Hanging:
         fault = benchmark_service_pb2.ExecutionFault(kind=verdict_pb2.FAILURE_KIND_TIMEOUT, detail="no end")
         return benchmark_service_pb2.MeasureArtifactResponse(fault=fault)
 
+    def abandon(self) -> None:
+        """Nothing is under way."""
+
     def close(self) -> None:
         """Nothing to end."""
 

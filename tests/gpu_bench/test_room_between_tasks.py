@@ -92,7 +92,7 @@ def test_a_task_that_is_alone_is_told_at_once(request_: Any) -> None:
 def test_other_faults_end_nothing() -> None:
     wrong = benchmark_service_pb2.ExecutionFault(kind=verdict_pb2.FAILURE_KIND_CRASH)
     sessions = Crowded(1, wrong)
-    assert answer(sessions, REQUESTS[0]).fault == wrong
+    assert answer(sessions, REQUESTS[0]).fault.kind == wrong.kind
     assert sessions.end_idle()
 
 

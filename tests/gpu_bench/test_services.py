@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,7 +14,7 @@ from gpu_bench.limits import Limits
 from gpu_bench.servicer import BenchmarkServicer
 from gpu_bench.sessions import Sessions
 from warpsmith import service
-from warpsmith.errors import BadInput
+from warpsmith.errors import BadInput, ServiceLate
 from warpsmith.settings import Settings
 from warpsmith.v1 import (
     benchmark_service_pb2,
@@ -36,7 +37,7 @@ def addresses() -> Iterator[tuple[str, str]]:
     bench = service.start(
         "benchmark",
         benchmark_service_pb2_grpc.add_BenchmarkServiceServicer_to_server,
-        BenchmarkServicer(Sessions(limits=Limits(hang_seconds=30.0))),
+        BenchmarkServicer(Sessions(limits=Limits(hang_seconds=120.0))),
         Settings(port=0),
     )
     settings = Settings(port=0, addresses={"benchmark": f"127.0.0.1:{bench.port}"})
@@ -102,8 +103,34 @@ def test_a_program_is_timed_and_a_crash_while_timing_is_a_fault(small: Any, addr
     assert timing.environment.jail_rung
     assert held() - before > timing.device_seconds > 0
     before = held()
-    assert measure("std::abort();").fault.kind == verdict_pb2.FAILURE_KIND_CRASH
+    fault = measure("std::abort();").fault
+    assert fault.kind == verdict_pb2.FAILURE_KIND_CRASH
+    assert [(end.worker, end.work) for end in fault.ends] == [("candidate", "measure")]
+    assert fault.ends[0].how.startswith("the process of the program ended by ")
+    assert fault.ends[0].at > 0
     assert held() > before, "a measurement that ends in a fault held the device too"
+
+
+def test_work_that_nobody_waits_for_is_ended_and_the_next_one_has_new_processes(
+    small: Any, addresses: tuple[str, str]
+) -> None:
+    stub = service.dial(benchmark_service_pb2_grpc.BenchmarkServiceStub, addresses[0])
+
+    def measure(body: str, seconds: float) -> benchmark_service_pb2.MeasureArtifactResponse:
+        program = small.kernel_program(body)
+        request = benchmark_service_pb2.MeasureArtifactRequest(
+            task=small.task(), program=program, artifact=small.compiled(program), tier=timing_pb2.TIER_SCREENING
+        )
+        return stub.MeasureArtifact(request, timeout=seconds)
+
+    measure(small.softmax, 60.0)
+    lost = REGISTRY.get_sample_value("warpsmith_bench_leases_lost_total", {"loss": "caller_left"}) or 0.0
+    with pytest.raises(ServiceLate):
+        measure("for (volatile long i = 0;; i = i + 1) {}", 2.0)
+    begin = time.monotonic()
+    assert measure(small.softmax, 60.0).HasField("timing")
+    assert time.monotonic() - begin < 60.0, "a program may hang for 120 s, and this one does"
+    assert REGISTRY.get_sample_value("warpsmith_bench_leases_lost_total", {"loss": "caller_left"}) == lost + 1
 
 
 def test_a_device_that_is_not_there_is_bad_input(addresses: tuple[str, str]) -> None:

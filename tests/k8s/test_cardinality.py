@@ -42,6 +42,8 @@ MOST = {
     "task": metrics.TASK_COUNT,
     "module": 1,  # of a task in a run, and one series for each
     "run": 1,
+    "id": metrics.RUN_COUNT,
+    "loss": 3,
     "project": metrics.PROJECT_COUNT + 1,
     "tier": 3,
     "flag": 2,
@@ -50,6 +52,8 @@ MOST = {
     "reason": max(len(Reason), len(ModelReason) + 8),
 }
 """Label → the most values that it can have in one process. A label that is not here is a label too many."""
+OF_ONE = {("warpsmith_bench_measurements", "outcome"): 3}
+"""The same of one metric's, where others with such a label have more."""
 
 
 def modules() -> list[str]:
@@ -73,7 +77,7 @@ def test_all_series_of_all_services_together_stay_within_one_scrape() -> None:
         a_child = 2 * isinstance(family, Counter) + isinstance(family, Gauge)
         if isinstance(family, Histogram):
             a_child = len(family._upper_bounds) + 3
-        total += a_child * math.prod(MOST[label] for label in family._labelnames)
+        total += a_child * math.prod(OF_ONE.get((name, label), MOST[label]) for label in family._labelnames)
     print(f"{total} series at most")
     assert total <= SERIES
 

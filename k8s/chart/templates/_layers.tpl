@@ -9,7 +9,7 @@
 {{- end -}}
 {{- if eq .Values.target "gpu-with-vllm" -}}{{- $layers = append $layers "targets/gpu-with-vllm" -}}{{- end -}}
 {{- if gt (int .Values.gpus) 1 -}}{{- $layers = append $layers "components/many-gpus" -}}{{- end -}}
-{{- range list "autoscaling" "autoscaling-by-queue" "postgres" "model-synthesis" "model-assists" -}}
+{{- range list "autoscaling" "autoscaling-by-queue" "postgres" "several-orchestrators" "kueue" "model-synthesis" "model-assists" -}}
   {{- if get $on . -}}{{- $layers = append $layers (print "components/" .) -}}{{- end -}}
 {{- end -}}
 {{- if .Values.loadModel.enabled -}}{{- $layers = append $layers "components/load-model" -}}{{- end -}}

@@ -9,6 +9,9 @@
   {{- if and (get $on .) (not $vllm) -}}{{- fail (printf "components.%s needs target=gpu-with-vllm" .) -}}{{- end -}}
 {{- end -}}
 {{- if and .Values.loadModel.enabled (not $vllm) -}}{{- fail "loadModel.enabled needs target=gpu-with-vllm" -}}{{- end -}}
+{{- if and (get $on "kueue") (eq .Values.target "cpu") -}}
+  {{- fail "components.kueue: the target cpu has no GPU to queue for; set target=gpu" -}}
+{{- end -}}
 {{- if and (get $on "autoscaling-by-queue") (not $on.autoscaling) -}}
   {{- fail "components.autoscaling-by-queue needs components.autoscaling=true" -}}
 {{- end -}}
@@ -49,7 +52,7 @@
 {{- $own := dict "app.kubernetes.io/managed-by" $root.Release.Service "app.kubernetes.io/instance" $root.Release.Name -}}
 {{- $chart := dict "helm.sh/chart" (printf "%s-%s" $root.Chart.Name $root.Chart.Version) -}}
 {{- $_ := set $object.metadata "labels" (merge $own $chart $labels) -}}
-{{- if ne $object.kind "PriorityClass" -}}{{- $_ := set $object.metadata "namespace" $root.Release.Namespace -}}{{- end -}}
+{{- if not (has $object.kind (list "PriorityClass" "ResourceFlavor" "ClusterQueue")) -}}{{- $_ := set $object.metadata "namespace" $root.Release.Namespace -}}{{- end -}}
 {{- include "warpsmith.edge" . -}}
 {{- if eq $object.kind "PersistentVolumeClaim" -}}
   {{- include "warpsmith.claim" (dict "claim" $object "storage" $values.storage) -}}

@@ -293,11 +293,9 @@ class Worker:
     def _crashed(self, method: str, reason: str) -> WorkerCrashed:
         ended = self._jailed.close()
         self._hang_up()
+        said, last = f"{self.entry}: {method}: the worker {reason} ({ended})", self._tail.text(settle_s=1.0)
         return WorkerCrashed(
-            f"{self.entry}: {method}: the worker {reason} ({ended})",
-            signal_number=ended.signal_number,
-            exit_code=ended.code,
-            stderr_tail=self._tail.text(settle_s=1.0),
+            said, signal_number=ended.signal_number, exit_code=ended.code, stderr_tail=last, method=method
         )
 
     def _send(self, record: bytes, end: float) -> None:

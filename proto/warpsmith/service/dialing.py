@@ -23,8 +23,8 @@ from tenacity import (
 
 from warpsmith import transport
 from warpsmith.contract import earlier
-from warpsmith.errors import LimitReached, ModelFault, WarpsmithError, from_status
-from warpsmith.service.wire import KIND, OPTIONS, RETRY_MS, TOKENS
+from warpsmith.errors import LeaseLost, LimitReached, ModelFault, ServiceDied, ServiceGone, WarpsmithError, from_status
+from warpsmith.service.wire import BEGUN, KIND, OPTIONS, RETRY_MS, TOKENS, serving
 from warpsmith.transport import Tls
 
 RETURNING: Sequence[tuple[str, Any]] = (
@@ -115,8 +115,14 @@ class _Caller(grpc.UnaryUnaryClientInterceptor, grpc.UnaryStreamClientIntercepto
 
 
 def _answered(continuation: Callable[..., Any], details: Any, request: Any) -> Any:
+    """What a call gives; one that is made by `future` ends with the call that this thread serves."""
     call = continuation(details, request)
-    earlier.translated(call.result())
+    if (served := serving.get()) is not None:
+        served.when_left(call.cancel)
+    try:
+        earlier.translated(call.result())
+    except grpc.FutureCancelledError:
+        raise ServiceGone("whoever asked for it waits no more") from None
     return call
 
 
@@ -129,12 +135,17 @@ def _translated_stream(stream: Any, method: str) -> Iterator[Any]:
         stream.cancel()
 
 
+_NOT_AT_ONCE = frozenset(each.__name__ for each in (ModelFault, LeaseLost, ServiceDied))
+"""A service whose model did not answer has asked it often enough; a lease that was lost stays so; what a service has
+died of may be what it was asked for."""
+
+
 def _is_unavailable(error: BaseException) -> bool:
-    """Whether the call may be made again at once; a service whose model did not answer has asked it often enough."""
+    """Whether the call may be made again at once."""
     return (
         isinstance(error, grpc.RpcError)
         and _code(error) is grpc.StatusCode.UNAVAILABLE
-        and _kind(error) != ModelFault.__name__
+        and _kind(error) not in _NOT_AT_ONCE
     )
 
 
@@ -144,8 +155,12 @@ def _is_gone(state: RetryCallState) -> bool:
 
 
 def _kind(error: grpc.RpcError) -> str:
-    """The class of the exception that a servicer raised; empty for a status of gRPC's own."""
-    return _trailing(error, KIND)
+    """The class of the exception that a servicer raised, or `ServiceDied`; empty for another status of gRPC's own."""
+    kind = _trailing(error, KIND)
+    if not kind and _code(error) is grpc.StatusCode.UNAVAILABLE and isinstance(error, grpc.Call):
+        begun = any(key == BEGUN for key, _ in error.initial_metadata() or ())
+        return ServiceDied.__name__ if begun else ""
+    return kind
 
 
 def _trailing(error: grpc.RpcError, name: str) -> str:

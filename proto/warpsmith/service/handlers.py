@@ -6,6 +6,7 @@ import asyncio
 import inspect
 import logging
 import math
+import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -21,7 +22,7 @@ from warpsmith.contract import earlier
 from warpsmith.errors import BadInput, LimitReached, ServiceGone, TokenRefused, WarpsmithError, to_status
 from warpsmith.permissions import UNASKED, Caller
 from warpsmith.service.admission import Admission
-from warpsmith.service.wire import KIND, RETRY_MS, TOKENS
+from warpsmith.service.wire import BEGUN, KIND, RETRY_MS, TOKENS, serving
 from warpsmith.tokens import REFUSED, TokenFile
 
 log = logging.getLogger("warpsmith")
@@ -70,6 +71,10 @@ class Threads(ThreadPoolExecutor):
         return submitted
 
 
+Turns = Callable[[str, Any, "Call"], Awaitable[Callable[[], None]]]
+"""(method, request, call) → when it is the call's turn, what to call once its work has ended, from any thread."""
+
+
 class Translate(grpc.aio.ServerInterceptor):
     """Counts and times each call, and turns exceptions of the tree into status codes.
 
@@ -78,11 +83,17 @@ class Translate(grpc.aio.ServerInterceptor):
     """
 
     def __init__(
-        self, service: str, threads: Threads, holders: TokenFile | None, admission: Admission | None = None
+        self,
+        service: str,
+        threads: Threads,
+        holders: TokenFile | None,
+        admission: Admission | None = None,
+        turns: Turns | None = None,
     ) -> None:
         """`holders`: of the tokens that callers have to show; None where they need none. `admission`: what each client
-        may have; None for no limit."""
+        may have; None for no limit. `turns`: where calls have to wait for one; they hold no thread until then."""
         self._service, self._threads, self._holders, self._admission = service, threads, holders, admission
+        self._turns = turns
 
     async def intercept_service(
         self, continuation: Callable[[Any], Awaitable[Any]], details: grpc.HandlerCallDetails
@@ -125,22 +136,40 @@ class Translate(grpc.aio.ServerInterceptor):
 
             def in_thread() -> Any:
                 with account:
-                    return inner(request, call)
+                    serving.set(call)
+                    try:
+                        return inner(request, call)
+                    finally:
+                        serving.set(None)
 
             try:
                 call.caller = self._caller(path, context)
                 request = await self._request(requests, call)
                 if not inspect.iscoroutinefunction(inner):
-                    return await asyncio.wrap_future(self._threads.submit(in_thread))
+                    return await self._in_turn(method, request, call, context, in_thread)
                 with account:
                     return await inner(request, call)
             except asyncio.CancelledError:
-                call.is_left = True
+                call.leave()
                 raise
             except Exception as error:
                 await _abort(context, method, error, call)
 
         return answer
+
+    async def _in_turn(self, method: str, request: Any, call: Call, context: Any, in_thread: Callable[[], Any]) -> Any:
+        """What a call's work gives when it was its turn, which is over when the work is, also where its caller left."""
+        if self._turns is None:
+            return await asyncio.wrap_future(self._threads.submit(in_thread))
+        end = await self._turns(method, request, call)
+        try:
+            await context.send_initial_metadata(((BEGUN, "1"),))
+            work = self._threads.submit(in_thread)
+        except BaseException:
+            end()
+            raise
+        work.add_done_callback(lambda _: end())
+        return await asyncio.wrap_future(work)
 
     async def _request(self, requests: AsyncIterator[Any], call: Call) -> Any:
         """The message of a call; raises BadInput where none comes, and LimitReached where it is too large."""
@@ -204,9 +233,29 @@ class Call:
         self._deadline = math.inf if remaining is None else time.monotonic() + remaining
         self.is_left = False
         """Whether the caller no longer waits, or does not read."""
+        self._leaving: list[Callable[[], object]] = []
+        self._lock = threading.Lock()
+        self.turn: Any = None
+        """What the servicer keeps with the call's turn."""
 
         self.is_missing = False
         """Whether the servicer lacks the method."""
+
+    def when_left(self, tell: Callable[[], object]) -> None:
+        """As `wire.Left.when_left`; `tell` returns at once."""
+        with self._lock:
+            if not self.is_left:
+                self._leaving.append(tell)
+                return
+        tell()
+
+    def leave(self) -> None:
+        """Nobody waits for the answer any more."""
+        with self._lock:
+            self.is_left = True
+            leaving, self._leaving = self._leaving, []
+        for tell in leaving:
+            tell()
 
     def set_code(self, code: grpc.StatusCode) -> None:
         """What the generated servicer says of a method that it was not given, before it raises."""

@@ -40,11 +40,13 @@ CONNECTION_AGE_MS = 30_000
 """After so long a server has its clients connect anew, and a client looks up the name again: without it, replicas that
 are added get no calls. Calls under way end where they are."""
 KEEPALIVE: Sequence[tuple[str, int]] = (
-    ("grpc.keepalive_time_ms", 30_000),
-    ("grpc.keepalive_timeout_ms", 20_000),
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.http2.ping_timeout_ms", 10_000),  # a minute otherwise, whatever keepalive's is
     ("grpc.http2.max_pings_without_data", 0),
 )
-"""A client that is stopped or cut off answers no ping, and its connection is ended, with the calls that it held."""
+"""A client that is stopped or cut off answers no ping, and its connection is ended within 20 s, with the calls that it
+held: as long as it takes until another orchestrator counts it as dead."""
 
 
 @functools.cache
@@ -109,7 +111,7 @@ def start(name: str, add: Callable[[Any, Any], None], servicer: Any, settings: S
     `add` is the generated `add_…Servicer_to_server`. Methods that give one answer run in threads, streams are
     asynchronous generators. A servicer's `leave()` is called before the drain, `close()` after it. One that may find
     itself unfit has `when_unfit(tell)`: after `tell()` it lives on, and is not ready for calls. What one client may
-    have is said by its `admission`.
+    have is said by its `admission`, and whose turn it is by its `turn` (`handlers.Turns`).
 
     Raises:
         BadInput: neither a socket nor a port is named, a port is in use, a socket's folder is not private, or a
@@ -131,7 +133,11 @@ async def _started(
 ) -> Serving:
     threads = handlers.Threads(settings.thread_count, name)
     server = grpc.aio.server(
-        interceptors=[handlers.Translate(name, threads, holders, getattr(servicer, "admission", None))],
+        interceptors=[
+            handlers.Translate(
+                name, threads, holders, getattr(servicer, "admission", None), getattr(servicer, "turn", None)
+            )
+        ],
         options=[*OPTIONS, *KEEPALIVE, ("grpc.max_connection_age_ms", CONNECTION_AGE_MS)],
     )
     add(servicer, server)
