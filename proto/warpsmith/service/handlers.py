@@ -18,11 +18,11 @@ from prometheus_client import Counter, Gauge, Histogram
 
 from warpsmith import permissions
 from warpsmith.contract import earlier
-from warpsmith.errors import BadInput, LimitReached, ServiceGone, TokenRefused, WarpsmithError, to_status
+from warpsmith.errors import BadInput, LimitReached, ServiceGone, WarpsmithError, to_status
 from warpsmith.permissions import UNASKED, Caller
 from warpsmith.service.admission import Admission
+from warpsmith.service.holders import Holders
 from warpsmith.service.wire import KIND, RETRY_MS, TOKENS
-from warpsmith.tokens import REFUSED, TokenFile
 
 log = logging.getLogger("warpsmith")
 
@@ -78,7 +78,7 @@ class Translate(grpc.aio.ServerInterceptor):
     """
 
     def __init__(
-        self, service: str, threads: Threads, holders: TokenFile | None, admission: Admission | None = None
+        self, service: str, threads: Threads, holders: Holders | None, admission: Admission | None = None
     ) -> None:
         """`holders`: of the tokens that callers have to show; None where they need none. `admission`: what each client
         may have; None for no limit."""
@@ -91,8 +91,7 @@ class Translate(grpc.aio.ServerInterceptor):
         if handler is None or details.method.startswith("/grpc.health."):
             return handler
         if details.method.startswith("/grpc."):  # reflection, whose exceptions nobody translates
-            is_refused = self._holders is not None and self._holders.holder(details.invocation_metadata or ()) is None
-            return grpc.stream_stream_rpc_method_handler(_refuse) if is_refused else handler
+            return handler if self._holders is None else await self._reflection(details, handler)
         make, answer = (
             (grpc.stream_stream_rpc_method_handler, self._streaming(handler.unary_stream, details.method))
             if handler.response_streaming
@@ -104,14 +103,25 @@ class Translate(grpc.aio.ServerInterceptor):
             response_serializer=handler.response_serializer,
         )
 
-    def _caller(self, method: str, context: Any) -> Caller:
-        """Who calls; raises NotPermitted or TokenRefused where it may not."""
+    async def _reflection(self, details: grpc.HandlerCallDetails, handler: Any) -> Any:
+        assert self._holders is not None
+        try:
+            await self._holders.holder(details.invocation_metadata or ())
+        except WarpsmithError as error:
+            code, why = to_status(error), str(error)
+
+            async def refuse(_: Any, context: Any) -> None:
+                await context.abort(code, why)
+
+            return grpc.stream_stream_rpc_method_handler(refuse)
+        return handler
+
+    async def _caller(self, method: str, context: Any) -> Caller:
+        """Who calls; raises NotPermitted or TokenRefused where it may not, ServiceFault where it cannot be known."""
         caller = permissions.by_connection(method, context.auth_context())
         if self._holders is None:
             return caller
-        holder = self._holders.holder(context.invocation_metadata())
-        if holder is None:
-            raise TokenRefused(REFUSED)
+        holder = await self._holders.holder(context.invocation_metadata())
         permissions.require_right(method, holder)
         return holder
 
@@ -128,7 +138,7 @@ class Translate(grpc.aio.ServerInterceptor):
                     return inner(request, call)
 
             try:
-                call.caller = self._caller(path, context)
+                call.caller = await self._caller(path, context)
                 request = await self._request(requests, call)
                 if not inspect.iscoroutinefunction(inner):
                     return await asyncio.wrap_future(self._threads.submit(in_thread))
@@ -160,7 +170,7 @@ class Translate(grpc.aio.ServerInterceptor):
             call = Call(context)
             try:
                 with _Account(self._service, method, call), ExitStack() as held:
-                    call.caller = self._caller(path, context)
+                    call.caller = await self._caller(path, context)
                     request = await self._request(requests, call)
                     if self._admission is not None:
                         held.enter_context(self._admission.watching(call.caller))
@@ -186,10 +196,6 @@ async def _sent(context: Any, response: Any, call: Call) -> None:
         call.is_left = True
         why = f"its reader took nothing for {SLOW_SECONDS:.0f} s: ask again from its last message"
         raise ServiceGone(why) from None
-
-
-async def _refuse(_: Any, context: Any) -> None:
-    await context.abort(grpc.StatusCode.UNAUTHENTICATED, REFUSED)
 
 
 class Call:
