@@ -101,7 +101,7 @@ class Ledger:
             self._run.stage_seconds[stage] += seconds
             if stage in DEVICE_STAGES:
                 self._run.device_day_seconds[day_of(time.time())] += seconds
-                metrics.note_cost(self._run.project, seconds)
+                metrics.note_cost(self._run.project, stage, seconds)
             if stage in ("verify", "measure"):
                 self._run.spent.device_seconds += seconds
 

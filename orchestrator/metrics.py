@@ -23,8 +23,10 @@ from warpsmith.v1 import run_pb2, timing_pb2, trial_pb2, verdict_pb2
 OUTCOMES = ("refused", "duplicate", "fault", "compile_fail", "verify_fail", "measure_fail", "timed")
 """How far a trial came."""
 STAGES = ("describe", "analyze", "open", "reference", "propose", "synthesize", "compile", "verify", "measure", "repair")
-PROJECT_COUNT = 16
+PROJECT_COUNT = 14
 """Projects that have a label of their own."""
+PURPOSES = ("prepare", "screen", "final")
+"""What runs have devices for: baselines and the device's own description; trials; finalists, judged again."""
 TASK_COUNT = 20
 """Tasks in runs whose best speedup is shown; those that moved last."""
 OF_A_TASK = ("task", "module", "run")
@@ -43,6 +45,11 @@ device_seconds = Counter(
     "warpsmith_device_seconds_total",
     "Seconds in which runs had a device, by project; those of parallel trials add up.",
     ["project"],
+)
+purpose_seconds = Counter(
+    "warpsmith_device_purpose_seconds_total",
+    f"The same seconds, by what for: {', '.join(PURPOSES)}.",
+    ["purpose"],
 )
 quota_used = Gauge(
     "warpsmith_project_quota_used_ratio",
@@ -84,6 +91,8 @@ _lock = threading.Lock()
 
 for _outcome in OUTCOMES:
     funnel.labels(_outcome)
+for _purpose in PURPOSES:
+    purpose_seconds.labels(_purpose)
 _stages = {stage: (stage_seconds.labels(stage), stage_active.labels(stage)) for stage in STAGES}
 for _kind in ("pass", "infra", *_kinds.values()):
     verdicts.labels(_kind)
@@ -120,9 +129,11 @@ def record_trial(run: run_pb2.Run, trial: trial_pb2.Trial) -> None:
         _note((digest.short(run.task.digest), _plain(run.task.name), run.id), trial.timing)
 
 
-def note_cost(project: str, seconds: float) -> None:
-    """Adds time in which a run had a device."""
+def note_cost(project: str, stage: str, seconds: float) -> None:
+    """Adds time in which a run had a device, at a stage of `ledger.DEVICE_STAGES`."""
     device_seconds.labels(_project(project)).inc(seconds)
+    purpose = "final" if stage.startswith("final ") else "screen" if stage in ("verify", "measure") else "prepare"
+    purpose_seconds.labels(purpose).inc(seconds)
 
 
 def note_quota(project: str, used: float) -> None:

@@ -20,6 +20,7 @@ PROMISED = {
     "candidates that are faster": "warpsmith_trials_faster_total",
     "verdicts, by kind": "sum by (kind) (warpsmith_verdicts_total) > 0",
     "time for which runs had a device, by project": "sum by (project) (warpsmith_device_seconds_total) > 0",
+    "the same, by what for": "sum by (purpose) (warpsmith_device_purpose_seconds_total) > 0",
     "best speedup of a task": "warpsmith_task_best_speedup_ratio > 0",
     "share of the floor of a task": "warpsmith_task_floor_ratio > 0",
     "trials a second": "sum(warpsmith:trials:rate5m) > 0",

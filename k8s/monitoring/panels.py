@@ -184,12 +184,9 @@ FLEET = [
         kind="bargauge",
     ),
     Panel(
-        "Device time, by stage",
-        "What a second of a run's device time goes to.",
-        {
-            "{{stage}}": "sum by (stage) (rate(warpsmith_stage_duration_seconds_sum"
-            '{stage=~"describe|reference|verify|measure"}[$__rate_interval]))'
-        },
+        "Device time, by what for",
+        "What a second of runs' device time goes to: baselines (prepare), trials (screen), finalists (final).",
+        {"{{purpose}}": "sum by (purpose) (rate(warpsmith_device_purpose_seconds_total[$__rate_interval]))"},
         unit="s",
         stacked=True,
     ),

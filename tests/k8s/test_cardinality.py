@@ -43,6 +43,7 @@ MOST = {
     "module": 1,  # of a task in a run, and one series for each
     "run": 1,
     "project": metrics.PROJECT_COUNT + 1,
+    "purpose": len(metrics.PURPOSES),
     "tier": 3,
     "flag": 2,
     "worker": 8,
