@@ -21,9 +21,10 @@ from gpu_bench.truths import AHEAD_BYTES, Truths
 from gpu_bench.workers import room
 from gpu_bench.workers.pair import Pair
 from gpu_bench.workers.reserve import Lot
-from warpsmith.contract import structures
+from warpsmith.contract import structures, words
 from warpsmith.errors import BadInput
 from warpsmith.sandbox import jail
+from warpsmith.service import tracing
 from warpsmith.v1 import (
     artifact_pb2,
     benchmark_service_pb2,
@@ -34,6 +35,7 @@ from warpsmith.v1 import (
     verdict_pb2,
 )
 
+_CANDIDATE = timing_pb2.ARM_KIND_CANDIDATE
 _RUNS = 12
 """Guarded runs of one case at most: three, six more where something differs, three to find the step."""
 
@@ -238,9 +240,11 @@ class Session:
                 self._workers.use_spare()
             fault = self._load(request.program, request.artifact)
             if fault is None:
-                answer = self._candidate.call(
-                    "measure", request, benchmark_service_pb2.MeasureArtifactResponse, self._limits.measure_seconds
-                )
+                with tracing.span("time kernel", tier=words.tier(request.tier)) as span:
+                    answer = self._candidate.call(
+                        "measure", request, benchmark_service_pb2.MeasureArtifactResponse, self._limits.measure_seconds
+                    )
+                    _tell(span, answer)
                 if request.tier == timing_pb2.TIER_SCREENING:
                     self._tools.load()  # there may be a finalist soon
                 if isinstance(answer, benchmark_service_pb2.MeasureArtifactResponse):
@@ -303,3 +307,14 @@ def _other_structure(
         "that is one tensor, or a tuple"
     )
     return faults.fault(verdict_pb2.FAILURE_KIND_WRONG_SHAPE, detail)
+
+
+def _tell(span: object, answer: object) -> None:
+    """What a trace says of a measurement."""
+    if not isinstance(answer, benchmark_service_pb2.MeasureArtifactResponse):
+        tracing.note(span, fault=type(answer).__name__)
+    elif answer.HasField("fault"):
+        tracing.note(span, fault=words.failure_kind(answer.fault.kind))
+    else:
+        median = next((arm.median_ns for arm in answer.timing.arms if arm.kind == _CANDIDATE), 0.0)
+        tracing.note(span, median_ns=median, device_seconds=answer.timing.device_seconds)

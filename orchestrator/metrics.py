@@ -77,6 +77,9 @@ stage_seconds = Histogram(
     ["stage"],
     buckets=(0.01, 0.05, 0.2, 0.5, 1, 2, 5, 15, 60, 300),
 )
+silent_seconds = Gauge(
+    "warpsmith_run_silent_seconds", "For how long the run under way has told nothing that has been silent for longest."
+)
 stage_active = Gauge("warpsmith_stage_active", "Stages under way now.", ["stage"])
 devices = Gauge("warpsmith_devices", "Devices that can be timed on.")
 devices_timing = Gauge("warpsmith_devices_timing", "Devices that something is timed on now.")
@@ -87,6 +90,8 @@ _FAIL = verdict_pb2.VERDICT_STATE_FAIL
 _kinds = {value: name.removeprefix("FAILURE_KIND_").lower() for name, value in verdict_pb2.FailureKind.items()}
 _tasks: OrderedDict[tuple[str, ...], float] = OrderedDict()
 _projects: set[str] = set()
+_heard: dict[str, float] = {}
+"""Run that has a device → when it last told something, by the monotonic clock."""
 _lock = threading.Lock()
 
 for _outcome in OUTCOMES:
@@ -111,6 +116,29 @@ def timed(stage: str) -> Iterator[None]:
     finally:
         active.dec()
         seconds.observe(time.perf_counter() - start)
+
+
+@contextmanager
+def listening(run_id: str) -> Iterator[None]:
+    """Notes for as long as it is held whether a run gets on: from when it has a device, since a queue may be long."""
+    _heard[run_id] = time.monotonic()
+    try:
+        yield
+    finally:
+        _heard.pop(run_id, None)
+
+
+def heard(run_id: str) -> None:
+    """The run has told something."""
+    if run_id in _heard:
+        _heard[run_id] = time.monotonic()
+
+
+def _longest_silence() -> float:
+    return max((time.monotonic() - last for last in _heard.copy().values()), default=0.0)
+
+
+silent_seconds.set_function(_longest_silence)
 
 
 def record_trial(run: run_pb2.Run, trial: trial_pb2.Trial) -> None:

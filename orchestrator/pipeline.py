@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from orchestrator import agents as deadlines
@@ -19,7 +19,9 @@ from orchestrator import metrics
 from orchestrator.agents import Agents
 from orchestrator.model_turns import asks_model, is_written
 from orchestrator.serving.device_gate import DeviceGate
+from warpsmith.contract import words
 from warpsmith.errors import BadInput, Infrastructure, MethodMissing, ModelFault, NotFound, WarpsmithError
+from warpsmith.service import tracing
 from warpsmith.v1 import (
     benchmark_service_pb2,
     candidate_pb2,
@@ -43,6 +45,8 @@ class Judged:
 
     trial: trial_pb2.Trial
     diagnostics: str = ""
+    place: str = ""
+    """Of the trial in its trace."""
 
 
 @dataclass(frozen=True)
@@ -116,6 +120,8 @@ class Pipeline:
     """Number → the trial, so that the writer of a kernel is told how fast its parent is."""
     spent: Callable[[int], None] = lambda _: None
     """Hears how many tokens a model took, whatever came of it."""
+    run_id: str = ""
+    """As traces name the run."""
     _reasons_by_model: bool = field(default=False, init=False)
     """Whether the reasoner was seen to ask a model: the machine is not held while it waits for one."""
 
@@ -126,6 +132,14 @@ class Pipeline:
         rewritten: candidate_pb2.Program | None = None,
     ) -> Outcome:
         """Takes a trial with a hypothesis (or a candidate already) as far as it goes. Fills `trial` in place."""
+        with tracing.span("trial", run=self.run_id, tier=words.tier(tier)) as span:
+            outcome = self._walk(trial, tier, rewritten)
+            tracing.note(span, program=trial.candidate.program.digest, outcome=type(outcome).__name__.lower())
+            return replace(outcome, place=tracing.here()) if span and isinstance(outcome, Judged) else outcome
+
+    def _walk(
+        self, trial: trial_pb2.Trial, tier: timing_pb2.Tier.ValueType, rewritten: candidate_pb2.Program | None
+    ) -> Outcome:
         start = time.monotonic()
         try:
             trial.ended_at = trial_pb2.STAGE_SYNTHESIZE  # unless it goes on
@@ -303,7 +317,7 @@ class Pipeline:
     def _timed(self, stage: str) -> Iterator[None]:
         start = time.monotonic()
         try:
-            with metrics.timed(stage):
+            with tracing.span(stage, run=self.run_id), metrics.timed(stage):
                 yield
         finally:
             self.took(stage, time.monotonic() - start)

@@ -13,6 +13,8 @@ PROMISED = {
     "time of stages": "sum by (stage) (warpsmith_stage_duration_seconds_sum) > 0",
     "queues: runs": "warpsmith_runs_active > 0",
     "runs that were taken up": "warpsmith_runs_taken_up_total",
+    "how long a run has been silent": "warpsmith_run_silent_seconds",
+    "transactions that were not taken": "warpsmith_archive_refused_total",
     "transactions that wait for the archive": "warpsmith_archive_waiting",
     "queues: stages under way": "warpsmith_stage_active",
     "queues: measurements that wait": "warpsmith_waiting_to_time",

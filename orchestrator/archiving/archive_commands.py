@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from orchestrator.archiving import repair, versions
-from orchestrator.commands.costs import costs_command
+from orchestrator.archiving.costs import costs_command
 from orchestrator.commands.options import DEFAULT_RUNS, Runs
 from orchestrator.commands.terminal import note, tell, tell_line
 

@@ -10,7 +10,8 @@ from typer.testing import CliRunner
 
 from orchestrator import testing
 from orchestrator.archive import Archive
-from orchestrator.commands import cli, costs
+from orchestrator.archiving import costs
+from orchestrator.commands import cli
 from warpsmith.errors import BadInput
 from warpsmith.v1 import run_pb2
 

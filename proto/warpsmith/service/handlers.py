@@ -8,7 +8,7 @@ import logging
 import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import ExitStack, aclosing
 from typing import Any
 
@@ -20,6 +20,7 @@ from warpsmith import permissions
 from warpsmith.contract import earlier
 from warpsmith.errors import BadInput, LimitReached, ServiceGone, WarpsmithError, to_status
 from warpsmith.permissions import UNASKED, Caller
+from warpsmith.service import tracing
 from warpsmith.service.admission import Admission
 from warpsmith.service.holders import Holders
 from warpsmith.service.wire import KIND, RETRY_MS, TOKENS
@@ -52,7 +53,7 @@ def begin_counting(service: str, method: str) -> None:
     _active.labels(service, method)
 
 
-class Threads(ThreadPoolExecutor):
+class Threads(tracing.Pool):
     """The threads of a service; what waits for one of them is seen in a metric."""
 
     def __init__(self, count: int, service: str) -> None:
@@ -97,8 +98,13 @@ class Translate(grpc.aio.ServerInterceptor):
             if handler.response_streaming
             else (grpc.stream_unary_rpc_method_handler, self._unary(handler.unary_unary, details.method))
         )
+
+        async def traced(requests: AsyncIterator[Any], context: Any) -> Any:
+            with tracing.serving(details.method, context.invocation_metadata() or ()):
+                return await answer(requests, context)
+
         return make(
-            answer,
+            traced,
             request_deserializer=_reading(handler.request_deserializer),
             response_serializer=handler.response_serializer,
         )

@@ -27,7 +27,7 @@ from warpsmith import local_sockets, printable, transport
 from warpsmith import settings as settings_module
 from warpsmith.errors import BadInput, WarpsmithError
 from warpsmith.sandbox import jail, private_files
-from warpsmith.service import handlers
+from warpsmith.service import handlers, tracing
 from warpsmith.service.holders import Holders, holders_of
 from warpsmith.service.wire import LIVENESS, OPTIONS
 from warpsmith.settings import Settings
@@ -170,6 +170,7 @@ def serve(name: str, add: Callable[[Any, Any], None], make: Callable[[Settings],
         signal.signal(number, lambda *_: stop_asked.set())
     try:
         settings = settings_module.read()
+        tracing.begin(name)
         if settings.trust_input:
             jail.trust_input()
         serving = start(name, add, make(settings), settings)
@@ -182,6 +183,7 @@ def serve(name: str, add: Callable[[Any, Any], None], make: Callable[[Settings],
     while not is_left and not stop_asked.wait(0.5):
         is_left = settings.parent_pid is not None and os.getppid() != settings.parent_pid
     serving.stop()
+    tracing.end()
     if is_left:  # local mode's parent is gone: leave nothing running, and nothing lying about
         local_sockets.clean_up(settings.socket, settings.port_file)
 
