@@ -74,7 +74,7 @@ ResultT = TypeVar("ResultT")
 
 class SearchRun:
     """One run, executed once. `memory`: what earlier runs found. `past`: of a run that was begun elsewhere, its trials
-    in order, with their programs; None for one that begins here."""
+    in order, with their programs; None for one that begins here. `seal` signs the run when it ends."""
 
     def __init__(
         self,
@@ -86,9 +86,9 @@ class SearchRun:
         memory: Memory = NOTHING_KNOWN,
         effort: Effort | None = None,
         past: Sequence[trial_pb2.Trial] | None = None,
+        seal: Callable[[run_pb2.Run], None] = lambda _: None,
     ) -> None:
-        self.run = run
-        self._past, self._is_begun = past or (), past is None
+        self.run, self._seal, self._past, self._is_begun = run, seal, past or (), past is None
         self._agents, self._gate, self._search = agents, gate, search
         self._observer, self._memory, self._chosen_effort = observer, memory, effort
         self._cancelled, self._left, self._stop_walks = threading.Event(), threading.Event(), threading.Event()
@@ -96,8 +96,7 @@ class SearchRun:
         """What walks beyond the end of the search is measured no more."""
         self._ledger = Ledger(run, observer)
         self._cut_short = self._refusal = ""
-        self._deadline = float("inf")
-        self._waited = 0.0
+        self._deadline, self._waited = float("inf"), 0.0
         """Seconds that the phase under way stood still for another run."""
 
     def cancel(self) -> None:
@@ -168,6 +167,7 @@ class SearchRun:
 
     def _end(self, state: run_pb2.RunState.ValueType, message: str) -> run_pb2.Run:
         self.run.state, self.run.message = state, message
+        self._seal(self.run)
         self._observer.run_changed(self.run)
         return self.run
 

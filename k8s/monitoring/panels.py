@@ -276,7 +276,7 @@ FLEET = [
     ),
     Panel(
         "GPUs held down, and Xid errors beside trials, by DCGM",
-        "1 while a reason is in force; the last Xid of each GPU, of which 13, 31, 43, 45, 68 and 109 are a candidate's own.",
+        "1 while a reason is in force; the last Xid of each, of which 13, 31, 43, 45, 68 and 109 are candidates' own.",
         {
             **{
                 f"{{{{pod}}}} GPU {{{{gpu}}}} {reason}": "max by (pod, gpu)"

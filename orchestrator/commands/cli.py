@@ -429,13 +429,11 @@ def cancel(run: RunId = "last", server: Server = "", runs: Runs = DEFAULT_RUNS) 
     tell_line(f"{found.id}: {report.state_name(found.state)}")
 
 
-app.command("verify", epilog=trust_commands.VERIFY_EXAMPLE)(trust_commands.verify_command)
-app.command("judge", epilog=trust_commands.JUDGE_EXAMPLE)(trust_commands.judge_command)
+trust_commands.add_to(app)
 app.command("kernelbench", epilog=interchange_commands.EXAMPLE)(interchange_commands.kernelbench_command)
 app.add_typer(archive_commands.app, name="archive")
 app.command("up", epilog=up_command.EXAMPLE)(up_command.up)
 app.command("web", epilog=web_command.EXAMPLE)(web_command.web)
-app.command("doctor")(trust_commands.doctor_command)
 
 
 def _print_results(ended: list[run_pb2.Run], as_json: bool) -> None:

@@ -131,6 +131,8 @@ class Settings:
     quota_file: Path | None = None
     """File of the orchestrator with what projects may use of devices in a day of UTC: a line is PROJECT SECONDS, or
     * SECONDS for every other. None for no quota."""
+    signing_key_file: Path | None = None
+    """File with the private key (Ed25519, PEM) that the orchestrator signs results with; None for no signature."""
     trust_input: bool = False
     """Where no rung of the jail works: run the user's module unconfined, as its user asked, instead of refusing."""
 
@@ -153,6 +155,7 @@ def read(environment: Mapping[str, str] = os.environ) -> Settings:
     """
     port_file, socket = environment.get("WARPSMITH_PORT_FILE"), environment.get("WARPSMITH_SOCKET")
     token_file, quota_file = environment.get("WARPSMITH_TOKEN_FILE"), environment.get("WARPSMITH_QUOTA_FILE")
+    signing_key_file = environment.get("WARPSMITH_SIGNING_KEY_FILE")
     return Settings(
         host=environment.get("WARPSMITH_HOST", "127.0.0.1"),
         port=_optional(environment, "WARPSMITH_PORT"),
@@ -180,6 +183,7 @@ def read(environment: Mapping[str, str] = os.environ) -> Settings:
         oidc=_oidc(environment),
         limits=_limits(environment),
         quota_file=Path(quota_file) if quota_file else None,
+        signing_key_file=Path(signing_key_file) if signing_key_file else None,
         trust_input=bool(_integer(environment, "WARPSMITH_TRUST_INPUT", 0)),
     )
 
