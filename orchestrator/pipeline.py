@@ -20,7 +20,7 @@ from orchestrator.agents import Agents
 from orchestrator.model_turns import asks_model, is_written
 from orchestrator.serving.device_gate import DeviceGate
 from warpsmith.contract import words
-from warpsmith.errors import BadInput, Infrastructure, MethodMissing, ModelFault, NotFound, WarpsmithError
+from warpsmith.errors import BadInput, Infrastructure, MethodMissing, ModelFault, NotFound, ServiceFault, WarpsmithError
 from warpsmith.service import tracing
 from warpsmith.v1 import (
     benchmark_service_pb2,
@@ -263,7 +263,8 @@ class Pipeline:
 
         def call() -> synthesis_service_pb2.SynthesizeCandidateResponse:
             with self._asking(by_model), self._timed("synthesize"):
-                return self.agents.synthesis.SynthesizeCandidate(request, timeout=seconds)
+                reply = self.agents.synthesis.SynthesizeCandidate(request, timeout=seconds)
+            return _said(reply, bool(reply.candidate.program.digest), "SynthesizeCandidate")
 
         reply = self._twice(call)
         self.spent(reply.model_tokens)
@@ -274,7 +275,8 @@ class Pipeline:
 
         def call() -> compile_service_pb2.CompileCandidateResponse:
             with self.gate.working(self.task.target), self._timed("compile"):
-                return self.agents.compilation.CompileCandidate(request, timeout=deadlines.COMPILE_SECONDS)
+                reply = self.agents.compilation.CompileCandidate(request, timeout=deadlines.COMPILE_SECONDS)
+            return _said(reply, bool(reply.WhichOneof("outcome")), "CompileCandidate")
 
         return self._twice(call)
 
@@ -288,7 +290,7 @@ class Pipeline:
                 reply = self.agents.correctness.VerifyArtifact(request, timeout=deadlines.VERIFY_SECONDS)
             if reply.verdict.state == verdict_pb2.VERDICT_STATE_INFRA:
                 raise Infrastructure(reply.verdict.detail)
-            return reply.verdict
+            return _said(reply.verdict, bool(reply.verdict.state), "VerifyArtifact")
 
         return self._twice(call)
 
@@ -305,7 +307,8 @@ class Pipeline:
 
         def call() -> benchmark_service_pb2.MeasureArtifactResponse:
             with self.gate.timing() as benchmark, self._timed("measure"):
-                return benchmark.MeasureArtifact(request, timeout=deadlines.MEASURE_SECONDS)
+                reply = benchmark.MeasureArtifact(request, timeout=deadlines.MEASURE_SECONDS)
+            return _said(reply, bool(reply.WhichOneof("outcome")), "MeasureArtifact")
 
         return self._twice(call, self.go_on_to_timing)
 
@@ -340,6 +343,15 @@ class Pipeline:
             if not go_on():
                 raise _RunStoppedError from None
             raise
+
+
+def _said(reply: ResultT, is_there: bool, method: str) -> ResultT:
+    """An answer that says something. One that does not is the service's fault, or of what lies between, and charges no
+    candidate: in protobuf a message of which all was lost is whole.
+    """
+    if not is_there:
+        raise ServiceFault(f"{method}: the answer is empty")
+    return reply
 
 
 def failed(kind: verdict_pb2.FailureKind.ValueType, detail: str) -> verdict_pb2.Verdict:

@@ -1,7 +1,7 @@
 """Signatures of results: an orchestrator signs what it has measured when a run ends, and anybody can check that.
 
 The one idea: what is signed are the digests of a run's parts, so that a check can say which of them was changed. Keys
-are of Ed25519 (RFC 8032), by `cryptography`; who checks a record has the public half from the orchestrator, not from it.
+are of Ed25519 (RFC 8032), by `cryptography`; the public half comes from the orchestrator, not from the record.
 """
 
 from __future__ import annotations
