@@ -137,7 +137,8 @@ def test_an_answer_to_a_new_run_that_is_lost_begins_no_second_one(between: Betwe
         proxy.faults["CreateRun"] = unanswered
         before = len(client.latest(between.client, 100))
         through = orchestrator_at(f"127.0.0.1:{proxy.port}")
-        request = messages.CreateRunRequest(task=testing.task("unheard"), budget=BUDGET, fresh=True)
+        long = run_pb2.Budget(wall_seconds=120, trial_count=1000)
+        request = messages.CreateRunRequest(task=testing.task("unheard"), budget=long, fresh=True)
         with pytest.raises(ServiceLate, match="CreateRun: DEADLINE_EXCEEDED"):
             through.CreateRun(request, timeout=DEADLINE_SECONDS)
         assert proxy.seen["CreateRun"] == 1
