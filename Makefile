@@ -156,8 +156,8 @@ wheelhouse: $(READY) ## collects our wheel and what an offline machine with torc
 sbom: $(READY) ## writes what is installed, with versions and licences, as CycloneDX JSON (FILE=build/sbom.json)
 	@VENV=$(VENV) bash .ci/sbom.sh $(or $(FILE),build/sbom.json)
 
-system-deps: ## installs Debian packages for monitoring-check, images-check and the tests on PostgreSQL and in a browser (as root)
-	@apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install --yes -qq --no-install-recommends prometheus buildah debootstrap postgresql chromium
+system-deps: ## installs Debian packages for monitoring-check, images-check and the tests on PostgreSQL, in a browser and of a cut network (as root)
+	@apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install --yes -qq --no-install-recommends prometheus buildah debootstrap postgresql chromium iproute2
 
 clean: ## removes what the targets made, but not runs/
 	@rm -rf $(VENV) .venv-k8s .venv-checkov .venv-docs wheelhouse dist build .mypy_cache .ruff_cache .pytest_cache

@@ -145,10 +145,12 @@ def collector() -> Iterator[tuple[str, Collector]]:
 def test_a_collector_that_is_silent_is_not_waited_for() -> None:
     """A process whose spans nobody takes ends within seconds."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        environment = os.environ | {COLLECTOR: f"http://127.0.0.1:{silent.getsockname()[1]}"}
+        patient = {COLLECTOR: f"http://127.0.0.1:{silent.getsockname()[1]}", "OTEL_EXPORTER_OTLP_TIMEOUT": "60"}
         text = "from warpsmith.service import tracing as t\nwith t.command(): pass\nprint('done', flush=True)"
         command = [sys.executable, "-c", text]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=15, check=False)
+        done = subprocess.run(
+            command, env=os.environ | patient, capture_output=True, text=True, timeout=30, check=False
+        )
     assert (done.returncode, done.stdout) == (0, "done\n")
 
 
