@@ -1,8 +1,8 @@
 """Traces by OpenTelemetry: from a command through the orchestrator and the agents down to the timing of a kernel.
 
-The one idea: it is on where OpenTelemetry's own variables name a collector (`VARIABLES`), and
-costs a look at one name where it is not. A call carries its place in the trace in its metadata, as W3C Trace Context
-says, and so does a run in the archive: who goes on with it goes on with its trace. Spans have no text of users.
+The one idea: it is on where OpenTelemetry's own variables name a collector (`VARIABLES`), and costs a look at one name
+where it is not. A call carries its place in the trace in its metadata, as W3C Trace Context says, and so does a run in
+the archive: who goes on with it goes on with its trace. Spans have no text of users.
 """
 
 from __future__ import annotations
@@ -53,7 +53,6 @@ def begin(name: str, environment: Mapping[str, str] = os.environ) -> None:
     made = TracerProvider(resource=Resource.create({"service.namespace": "warpsmith", **own}), shutdown_on_exit=False)
     made.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
     use(made)
-
     atexit.register(end)
 
 
