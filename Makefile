@@ -13,7 +13,7 @@ HOSTILE_SOLUTIONS = tests/hostile/test_solutions.py tests/hostile/test_red_team.
 BUDGET ?= 5s
 MODULES ?= examples/gelu_bias_scale.py examples/fused_linear_row_sum.py examples/softmax.py
 
-.PHONY: help setup run quick test coverage test-simt test-hostile test-hostile-kernels test-hostile-solutions red-team honest test-hostile-gpu test-postgres test-faults chaos test-web test-gpu test-vllm check format wheelhouse baseline stubs clean agents-check images push images-check k8s-check chart monitoring monitoring-check monitoring-pictures docs docs-check system-deps
+.PHONY: help setup run quick test coverage test-simt test-hostile test-hostile-kernels test-hostile-solutions red-team honest test-hostile-gpu test-postgres test-faults chaos test-web test-gpu test-vllm check format wheelhouse baseline stubs clean agents-check images push images-check k8s-check chart monitoring monitoring-check monitoring-pictures docs docs-check sbom system-deps
 
 help: ## lists the targets
 	@sed -nE 's/^##@ (.*)/\n\1/p; s/^([a-z0-9-]+):.*## /  \1\t/p' $(MAKEFILE_LIST) | expand -t 22
@@ -153,8 +153,11 @@ baseline: $(READY) ## takes the contract as it is for what `check` compares it w
 wheelhouse: $(READY) ## collects our wheel and what an offline machine with torch lacks (PYTHON_VERSION=3.12)
 	@PYTHON_VERSION=$(or $(PYTHON_VERSION),3.12) VENV=$(VENV) bash .ci/wheelhouse.sh
 
-system-deps: ## installs Debian packages for monitoring-check, images-check and the tests on PostgreSQL and in a browser (as root)
-	@apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install --yes -qq --no-install-recommends prometheus buildah debootstrap postgresql chromium
+sbom: $(READY) ## writes what is installed, with versions and licences, as CycloneDX JSON (FILE=build/sbom.json)
+	@VENV=$(VENV) bash .ci/sbom.sh $(or $(FILE),build/sbom.json)
+
+system-deps: ## installs Debian packages for monitoring-check, images-check and the tests on PostgreSQL, in a browser and of a cut network (as root)
+	@apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install --yes -qq --no-install-recommends prometheus buildah debootstrap postgresql chromium iproute2
 
 clean: ## removes what the targets made, but not runs/
 	@rm -rf $(VENV) .venv-k8s .venv-checkov .venv-docs wheelhouse dist build .mypy_cache .ruff_cache .pytest_cache

@@ -85,6 +85,7 @@ for each in ${IMAGES:-agent}; do
   inside() { buildah run "$container" -- "$@"; }
   [[ $(inside id -u) != 0 ]] || { echo "the image $each runs as root" >&2 && exit 1; }
   holds=$(inside python3 -c 'import importlib.util as u; print("torch" if u.find_spec("torch") else "")')
+  inside python3 -c 'import json; print(len(json.load(open("/opt/warpsmith/sbom.json"))["components"]), "packages listed")'
   case $each in
     agent) [[ -z $holds ]] || { echo "the image agent holds torch" >&2 && exit 1; } ;;
     *) [[ -n $holds ]] || { echo "the image $each holds no torch" >&2 && exit 1; } ;;

@@ -23,6 +23,7 @@ from warpsmith import digest, hardware
 from warpsmith.contract import program_parts, words
 from warpsmith.errors import BadInput
 from warpsmith.sandbox.processors import processor_count
+from warpsmith.service import tracing
 from warpsmith.v1 import artifact_pb2, candidate_pb2, compile_service_pb2, task_pb2, verdict_pb2
 
 _RULES = digest.digest("rules", *map(inspect.getsource, (policy, elf)))
@@ -98,7 +99,8 @@ class Compiler:
         if found is not None:
             return found, True
         begin = time.perf_counter()
-        outcome = toolchain.compile(program)
+        with tracing.span("toolchain", toolchain=description, sources=len(program.sources)):
+            outcome = toolchain.compile(program)
         response = _packed(outcome, key, description, time.perf_counter() - begin)
         transient = isinstance(outcome, Rejected) and outcome.kind == verdict_pb2.FAILURE_KIND_COMPILE_LIMIT
         if self._cache and not transient:

@@ -21,9 +21,10 @@ from gpu_bench.truths import AHEAD_BYTES, Truths
 from gpu_bench.workers import room
 from gpu_bench.workers.pair import Pair
 from gpu_bench.workers.reserve import Lot
-from warpsmith.contract import structures
+from warpsmith.contract import structures, words
 from warpsmith.errors import BadInput
 from warpsmith.sandbox import jail
+from warpsmith.service import tracing
 from warpsmith.v1 import (
     artifact_pb2,
     benchmark_service_pb2,
@@ -34,6 +35,7 @@ from warpsmith.v1 import (
     verdict_pb2,
 )
 
+_CANDIDATE = timing_pb2.ARM_KIND_CANDIDATE
 _RUNS = 12
 """Guarded runs of one case at most: three, six more where something differs, three to find the step."""
 
@@ -133,7 +135,6 @@ class Session:
     def _ahead(
         self, cases: Sequence[benchmark_service_pb2.ComparisonCase], prepared: judging_pb2.Preparation
     ) -> Iterator[str | None]:
-        """As `Truths.ahead`."""
         return self._truths.ahead(cases, prepared)
 
     def _compare_case(
@@ -143,7 +144,8 @@ class Session:
         prepared: judging_pb2.Preparation,
         response: benchmark_service_pb2.CompareOutputsResponse,
     ) -> benchmark_service_pb2.ExecutionFault | None:
-        request = self._execution_of(case, prepared) if not case.group else self._boundary_of(case, program)
+        once = judging_pb2.ExecuteRequest(family=case.family, seed=case.seed, regions=prepared.regions, once=case.once)
+        request = self._boundary_of(case, program) if case.group else once
         if isinstance(request, verdict_pb2.Comparison):
             response.comparisons.append(request)
             return None
@@ -172,11 +174,6 @@ class Session:
         if observed.broken_canaries or observed.mutated_sources or observed.unrepeatable_outputs:
             self._workers.note_damage()
         return None
-
-    def _execution_of(
-        self, case: benchmark_service_pb2.ComparisonCase, prepared: judging_pb2.Preparation
-    ) -> judging_pb2.ExecuteRequest:
-        return judging_pb2.ExecuteRequest(family=case.family, seed=case.seed, regions=prepared.regions, once=case.once)
 
     def _boundary_of(
         self, case: benchmark_service_pb2.ComparisonCase, program: candidate_pb2.Program
@@ -241,9 +238,11 @@ class Session:
                 self._workers.use_spare()
             fault = self._load(request.program, request.artifact)
             if fault is None:
-                answer = self._candidate.call(
-                    "measure", request, benchmark_service_pb2.MeasureArtifactResponse, self._limits.measure_seconds
-                )
+                with tracing.span("time kernel", tier=words.tier(request.tier)) as span:
+                    answer = self._candidate.call(
+                        "measure", request, benchmark_service_pb2.MeasureArtifactResponse, self._limits.measure_seconds
+                    )
+                    _tell(span, answer)
                 if request.tier == timing_pb2.TIER_SCREENING:
                     self._tools.load()  # there may be a finalist soon
                 if isinstance(answer, benchmark_service_pb2.MeasureArtifactResponse):
@@ -306,3 +305,14 @@ def _other_structure(
         "that is one tensor, or a tuple"
     )
     return faults.fault(verdict_pb2.FAILURE_KIND_WRONG_SHAPE, detail)
+
+
+def _tell(span: object, answer: object) -> None:
+    """What a trace says of a measurement."""
+    if not isinstance(answer, benchmark_service_pb2.MeasureArtifactResponse):
+        tracing.note(span, fault=type(answer).__name__)
+    elif answer.HasField("fault"):
+        tracing.note(span, fault=words.failure_kind(answer.fault.kind))
+    else:
+        median = next((arm.median_ns for arm in answer.timing.arms if arm.kind == _CANDIDATE), 0.0)
+        tracing.note(span, median_ns=median, device_seconds=answer.timing.device_seconds)

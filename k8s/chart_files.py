@@ -38,6 +38,7 @@ COMPONENTS = {
     "prometheus-operator": ("gpu",),
     "nvidia-runtime": ("gpu-with-vllm", "many-gpus"),
     "mutual-tls": ("gpu", "many-gpus"),
+    "oidc": ("gpu",),
     "token": ("gpu",),
     "live-page": ("gpu",),
     "live-page/mutual-tls": ("gpu", "many-gpus", "mutual-tls", "live-page"),

@@ -111,6 +111,8 @@ def addressed(objects: Sequence[Object]) -> set[tuple[str, str]]:
                 found.add((caller, _host_and_port(value)[0]))
         if url := environment(deployment).get("WARPSMITH_MODEL_URL"):
             found.add((caller, re.sub(rf"http://(\w+):{OTHERS['vllm']}/v1", r"\1", url)))
+        if "WARPSMITH_OIDC_ISSUER" in environment(deployment):
+            found.add((caller, OUTSIDE))
     if "postgres" in deployments(objects):  # its address is in a secret, which no file here holds
         found.add(("orchestrator", "postgres"))
     for name, job in jobs(objects).items():
@@ -418,6 +420,8 @@ def _lets_outside_in(each: Object) -> bool:
 
 
 def _asks_for_a_token(orchestrator: Object) -> bool:
+    if environment(orchestrator).get("WARPSMITH_OIDC_ISSUER"):
+        return True
     file = environment(orchestrator).get("WARPSMITH_TOKEN_FILE", "")
     mounts = {each["mountPath"]: each["name"] for each in service_container(orchestrator)["volumeMounts"]}
     volumes = {each["name"]: each for each in orchestrator["spec"]["template"]["spec"]["volumes"]}

@@ -8,13 +8,14 @@ asked once for as long as nothing has ended since.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
 
 from orchestrator.model_turns import with_write
 from orchestrator.pipeline import passed
 from orchestrator.search import PLAN_ZERO, Proposal, Search, SearchState
 from warpsmith.errors import Infrastructure
+from warpsmith.service import tracing
 from warpsmith.v1 import analysis_pb2, hypothesis_pb2, reasoning_service_pb2, run_pb2, trial_pb2
 
 RECENT_COUNT = 128
@@ -62,7 +63,7 @@ class Counsel:
         """By number: the trial itself and those that grew from it, in order, so that no look-up goes through all."""
         self._analyses = {PLAN_ZERO: plan_zero}
         self._answers: dict[int, _Answer] = {}
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="strategy")
+        self._thread = tracing.Pool(1, thread_name_prefix="strategy")
         self._thought: Future[list[Proposal]] | None = None
         self._seen: tuple[trial_pb2.Trial, ...] = ()
         """What had ended when the thought began."""

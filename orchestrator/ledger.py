@@ -26,6 +26,7 @@ from orchestrator.pipeline import (
     without_bulk,
 )
 from warpsmith.digest import of_moves
+from warpsmith.service import tracing
 from warpsmith.v1 import analysis_pb2, run_pb2, trial_pb2
 
 NEAR_FLOOR_PERCENT = 95.0
@@ -101,7 +102,7 @@ class Ledger:
             self._run.stage_seconds[stage] += seconds
             if stage in DEVICE_STAGES:
                 self._run.device_day_seconds[day_of(time.time())] += seconds
-                metrics.note_cost(self._run.project, seconds)
+                metrics.note_cost(self._run.project, stage, seconds)
             if stage in ("verify", "measure"):
                 self._run.spent.device_seconds += seconds
 
@@ -176,7 +177,7 @@ class Ledger:
     def record(self, outcome: Outcome, counsel: Counsel) -> None:
         """Numbers and keeps what was judged; counts the rest. In the run's thread."""
         match outcome:
-            case Judged(trial):
+            case Judged(trial, place=place):
                 self.note_time()
                 trial.number = len(self.trials) + 1
                 trial.spent.CopyFrom(self._run.spent)
@@ -189,6 +190,8 @@ class Ledger:
                 finally:
                     self._spare(kept)
                 self._observer.run_changed(self._run)
+                with tracing.span("record", parent=place, run=self._run.id, trial=trial.number):
+                    pass
             case Refused():
                 metrics.funnel.labels("refused").inc()
             case Duplicate():

@@ -24,10 +24,12 @@ from warpsmith.v1 import run_pb2, timing_pb2, trial_pb2, verdict_pb2
 OUTCOMES = ("refused", "duplicate", "fault", "compile_fail", "verify_fail", "measure_fail", "timed")
 """How far a trial came."""
 STAGES = ("describe", "analyze", "open", "reference", "propose", "synthesize", "compile", "verify", "measure", "repair")
-PROJECT_COUNT = 16
+PROJECT_COUNT = 14
 """Projects that have a label of their own."""
 RUN_COUNT = 8
 """Runs here that are shown one by one."""
+PURPOSES = ("prepare", "screen", "final")
+"""What runs have devices for: baselines and the device's own description; trials; finalists, judged again."""
 TASK_COUNT = 20
 """Tasks in runs whose best speedup is shown; those that moved last."""
 OF_A_TASK = ("task", "module", "run")
@@ -49,6 +51,11 @@ device_seconds = Counter(
     "warpsmith_device_seconds_total",
     "Seconds in which runs had a device, by project; those of parallel trials add up.",
     ["project"],
+)
+purpose_seconds = Counter(
+    "warpsmith_device_purpose_seconds_total",
+    f"The same seconds, by what for: {', '.join(PURPOSES)}.",
+    ["purpose"],
 )
 quota_used = Gauge(
     "warpsmith_project_quota_used_ratio",
@@ -76,6 +83,9 @@ stage_seconds = Histogram(
     ["stage"],
     buckets=(0.01, 0.05, 0.2, 0.5, 1, 2, 5, 15, 60, 300),
 )
+silent_seconds = Gauge(
+    "warpsmith_run_silent_seconds", "For how long the run under way has told nothing that has been silent for longest."
+)
 stage_active = Gauge("warpsmith_stage_active", "Stages under way now.", ["stage"])
 devices = Gauge("warpsmith_devices", "Devices that can be timed on.")
 devices_timing = Gauge("warpsmith_devices_timing", "Devices that something is timed on now.")
@@ -87,10 +97,14 @@ _kinds = {value: name.removeprefix("FAILURE_KIND_").lower() for name, value in v
 _tasks: OrderedDict[tuple[str, ...], float] = OrderedDict()
 _projects: set[str] = set()
 _runs: set[str] = set()
+_heard: dict[str, float] = {}
+"""Run that has a device → when it last told something, by the monotonic clock."""
 _lock = threading.Lock()
 
 for _outcome in OUTCOMES:
     funnel.labels(_outcome)
+for _purpose in PURPOSES:
+    purpose_seconds.labels(_purpose)
 _stages = {stage: (stage_seconds.labels(stage), stage_active.labels(stage)) for stage in STAGES}
 for _kind in ("pass", "infra", *_kinds.values()):
     verdicts.labels(_kind)
@@ -121,6 +135,29 @@ def timed(stage: str, took: Callable[[str, float], None] = lambda *_: None) -> I
         took(stage, spent)
 
 
+@contextmanager
+def listening(run_id: str) -> Iterator[None]:
+    """Notes for as long as it is held whether a run gets on: from when it has a device, since a queue may be long."""
+    _heard[run_id] = time.monotonic()
+    try:
+        yield
+    finally:
+        _heard.pop(run_id, None)
+
+
+def heard(run_id: str) -> None:
+    """The run has told something."""
+    if run_id in _heard:
+        _heard[run_id] = time.monotonic()
+
+
+def _longest_silence() -> float:
+    return max((time.monotonic() - last for last in _heard.copy().values()), default=0.0)
+
+
+silent_seconds.set_function(_longest_silence)
+
+
 def record_trial(run: run_pb2.Run, trial: trial_pb2.Trial) -> None:
     """Counts a judged trial of a run, and notes the best of its task."""
     is_timed = trial.ended_at == trial_pb2.STAGE_TIMED
@@ -149,9 +186,11 @@ def note_run(run_id: str, *, is_here: bool) -> None:
             run_here.remove(run_id)
 
 
-def note_cost(project: str, seconds: float) -> None:
-    """Adds time in which a run had a device."""
+def note_cost(project: str, stage: str, seconds: float) -> None:
+    """Adds time in which a run had a device, at a stage of `ledger.DEVICE_STAGES`."""
     device_seconds.labels(_project(project)).inc(seconds)
+    purpose = "final" if stage.startswith("final ") else "screen" if stage in ("verify", "measure") else "prepare"
+    purpose_seconds.labels(purpose).inc(seconds)
 
 
 def note_quota(project: str, used: float) -> None:

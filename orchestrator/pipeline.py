@@ -8,10 +8,11 @@ This chooses nothing: what to walk, with which care, and what follows is for `wa
 
 from __future__ import annotations
 
+import functools
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from orchestrator import agents as deadlines
@@ -19,6 +20,7 @@ from orchestrator import metrics
 from orchestrator.agents import Agents, SetAsideError, noting_ends
 from orchestrator.model_turns import asks_model, is_written
 from orchestrator.serving.device_gate import DeviceGate
+from warpsmith.contract import words
 from warpsmith.errors import (
     BadInput,
     Infrastructure,
@@ -26,8 +28,10 @@ from warpsmith.errors import (
     MethodMissing,
     ModelFault,
     NotFound,
+    ServiceFault,
     WarpsmithError,
 )
+from warpsmith.service import tracing
 from warpsmith.v1 import (
     benchmark_service_pb2,
     candidate_pb2,
@@ -51,6 +55,8 @@ class Judged:
 
     trial: trial_pb2.Trial
     diagnostics: str = ""
+    place: str = ""
+    """Of the trial in its trace."""
 
 
 @dataclass(frozen=True)
@@ -101,6 +107,24 @@ class _RunStoppedError(Exception):
     """Raised between stages; never leaves `Pipeline.walk`."""
 
 
+def _traced(walk: Callable[..., Outcome]) -> Callable[..., Outcome]:
+    """A walk as a span, whose place in the trace goes with a trial that was judged."""
+
+    @functools.wraps(walk)
+    def spanned(
+        self: Pipeline,
+        trial: trial_pb2.Trial,
+        tier: timing_pb2.Tier.ValueType,
+        rewritten: candidate_pb2.Program | None = None,
+    ) -> Outcome:
+        with tracing.span("trial", run=self.run_id, tier=words.tier(tier)) as span:
+            outcome = walk(self, trial, tier, rewritten)
+            tracing.note(span, program=trial.candidate.program.digest, outcome=type(outcome).__name__.lower())
+            return replace(outcome, place=tracing.here()) if span and isinstance(outcome, Judged) else outcome
+
+    return spanned
+
+
 @dataclass
 class Pipeline:
     """Walks trials of one task."""
@@ -124,14 +148,14 @@ class Pipeline:
     """Number → the trial, so that the writer of a kernel is told how fast its parent is."""
     spent: Callable[[int], None] = lambda _: None
     """Hears how many tokens a model took, whatever came of it."""
+    run_id: str = ""
+    """As traces name the run."""
     _reasons_by_model: bool = field(default=False, init=False)
     """Whether the reasoner was seen to ask a model: the machine is not held while it waits for one."""
 
+    @_traced
     def walk(
-        self,
-        trial: trial_pb2.Trial,
-        tier: timing_pb2.Tier.ValueType,
-        rewritten: candidate_pb2.Program | None = None,
+        self, trial: trial_pb2.Trial, tier: timing_pb2.Tier.ValueType, rewritten: candidate_pb2.Program | None = None
     ) -> Outcome:
         """Takes a trial with a hypothesis (or a candidate already) as far as it goes. Fills `trial` in place. Raises
         LeaseLost where a device's service says that the run is another's."""
@@ -265,7 +289,8 @@ class Pipeline:
 
         def call() -> synthesis_service_pb2.SynthesizeCandidateResponse:
             with self._asking(by_model), self._timed("synthesize"):
-                return self.agents.synthesis.SynthesizeCandidate(request, timeout=seconds)
+                reply = self.agents.synthesis.SynthesizeCandidate(request, timeout=seconds)
+            return _said(reply, bool(reply.candidate.program.digest), "SynthesizeCandidate")
 
         reply = self._twice(call)
         self.spent(reply.model_tokens)
@@ -276,7 +301,8 @@ class Pipeline:
 
         def call() -> compile_service_pb2.CompileCandidateResponse:
             with self.gate.working(self.task.target), self._timed("compile"):
-                return self.agents.compilation.CompileCandidate(request, timeout=deadlines.COMPILE_SECONDS)
+                reply = self.agents.compilation.CompileCandidate(request, timeout=deadlines.COMPILE_SECONDS)
+            return _said(reply, bool(reply.WhichOneof("outcome")), "CompileCandidate")
 
         return self._twice(call)
 
@@ -292,27 +318,23 @@ class Pipeline:
                 waited.seconds = reply.verdict.waited_seconds
             if reply.verdict.state == verdict_pb2.VERDICT_STATE_INFRA:
                 raise Infrastructure(reply.verdict.detail)
-            return reply.verdict
+            return _said(reply.verdict, bool(reply.verdict.state), "VerifyArtifact")
 
         return self._twice(call, failed=noting_ends(trial, "verify", self._failed))
 
     def _measure(
         self, trial: trial_pb2.Trial, tier: timing_pb2.Tier.ValueType, rewritten: candidate_pb2.Program | None
     ) -> benchmark_service_pb2.MeasureArtifactResponse:
-        request = benchmark_service_pb2.MeasureArtifactRequest(
-            task=self.task,
-            program=trial.candidate.program,
-            artifact=trial.artifact,
-            tier=tier,
-            rewritten_reference=rewritten,
-        )
+        request = benchmark_service_pb2.MeasureArtifactRequest(task=self.task, tier=tier, rewritten_reference=rewritten)
+        request.program.CopyFrom(trial.candidate.program)
+        request.artifact.CopyFrom(trial.artifact)
 
         def call() -> benchmark_service_pb2.MeasureArtifactResponse:
             request.lease.CopyFrom(self.agents.lease())
             with self.gate.timing() as benchmark, self._timed("measure") as waited:
-                measured = benchmark.MeasureArtifact(request, timeout=deadlines.MEASURE_SECONDS)
-                waited.seconds = measured.waited_seconds
-                return measured
+                reply = benchmark.MeasureArtifact(request, timeout=deadlines.MEASURE_SECONDS)
+                waited.seconds = reply.waited_seconds
+            return _said(reply, bool(reply.WhichOneof("outcome")), "MeasureArtifact")
 
         return self._twice(call, self.go_on_to_timing, noting_ends(trial, "measure", self._failed))
 
@@ -323,8 +345,10 @@ class Pipeline:
     def _failed(self, error: WarpsmithError) -> None:
         self.spent(error.model_tokens)
 
-    def _timed(self, stage: str) -> AbstractContextManager[metrics.Waited]:
-        return metrics.timed(stage, self.took)
+    @contextmanager
+    def _timed(self, stage: str) -> Iterator[metrics.Waited]:
+        with tracing.span(stage, run=self.run_id), metrics.timed(stage, self.took) as waited:
+            yield waited
 
     def _twice(
         self,
@@ -349,6 +373,15 @@ class Pipeline:
             if not go_on():
                 raise _RunStoppedError from None
             raise
+
+
+def _said(reply: ResultT, is_there: bool, method: str) -> ResultT:
+    """An answer that says something. One that does not is the service's fault, or of what lies between, and charges no
+    candidate: in protobuf a message of which all was lost is whole.
+    """
+    if not is_there:
+        raise ServiceFault(f"{method}: the answer is empty")
+    return reply
 
 
 def failed(kind: verdict_pb2.FailureKind.ValueType, detail: str) -> verdict_pb2.Verdict:

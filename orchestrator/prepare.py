@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -20,6 +20,7 @@ from orchestrator.serving.device_gate import DeviceGate
 from warpsmith import hardware
 from warpsmith.contract import words
 from warpsmith.errors import DeviceQuarantined, MethodMissing
+from warpsmith.service import tracing
 from warpsmith.v1 import (
     analysis_pb2,
     benchmark_service_pb2,
@@ -140,7 +141,7 @@ def look_ahead(agents: Agents, gate: DeviceGate, task: task_pb2.Task) -> None:
     Raises:
         BadInput: the module cannot be captured, or no compiler is installed; Infrastructure: a service failed.
     """
-    with ThreadPoolExecutor(2, thread_name_prefix="ahead") as pool:
+    with tracing.Pool(2, thread_name_prefix="ahead") as pool:
         for future in (
             pool.submit(analyze, agents, gate, task, []),
             pool.submit(require_compiler, agents, gate, task.target),
@@ -188,7 +189,7 @@ def prepare(
 
         return deadlines.surviving(lambda: _on_a_device(gate, "reference", run, took), f"module {task.name}")
 
-    pool = ThreadPoolExecutor(5, thread_name_prefix="prepare")
+    pool = tracing.Pool(5, thread_name_prefix="prepare")
     try:
         # The plan first: a module that cannot be captured is known before anything is timed.
         analysis = pool.submit(analyze, agents, gate, task, [], lambda: go_on() and not dropped.is_set())

@@ -38,10 +38,12 @@ from orchestrator.search import PLAN_ZERO, Proposal, Search
 from orchestrator.search.memory import NOTHING_KNOWN, Memory, first_hypotheses, known_first, learned
 from orchestrator.serving.device_gate import DeviceGate
 from orchestrator.walks import Effort, Walks
+from warpsmith.contract import words
 from warpsmith.digest import of_shape, of_task
 from warpsmith.errors import ArchiveFault, BadInput, Infrastructure, RunLost, WarpsmithError
 from warpsmith.floors import is_of_products
 from warpsmith.sandbox.processors import processor_count
+from warpsmith.service import tracing
 from warpsmith.v1 import (
     analysis_pb2,
     hypothesis_pb2,
@@ -72,7 +74,7 @@ ResultT = TypeVar("ResultT")
 
 class SearchRun:
     """One run, executed once. `memory`: what earlier runs found. `past`: of a run that was begun elsewhere, its trials
-    in order, with their programs; None for one that begins here."""
+    in order, with their programs; None for one that begins here. `seal` signs the run when it ends."""
 
     def __init__(
         self,
@@ -84,9 +86,9 @@ class SearchRun:
         memory: Memory = NOTHING_KNOWN,
         effort: Effort | None = None,
         past: Sequence[trial_pb2.Trial] | None = None,
+        seal: Callable[[run_pb2.Run], None] = lambda _: None,
     ) -> None:
-        self.run = run
-        self._past, self._is_begun = past or (), past is None
+        self.run, self._seal, self._past, self._is_begun = run, seal, past or (), past is None
         self._agents, self._gate, self._search = agents, gate, search
         self._observer, self._memory, self._chosen_effort = observer, memory, effort
         self._cancelled, self._left, self._stop_walks = threading.Event(), threading.Event(), threading.Event()
@@ -94,8 +96,7 @@ class SearchRun:
         """What walks beyond the end of the search is measured no more."""
         self._ledger = Ledger(run, observer)
         self._cut_short = self._refusal = ""
-        self._deadline = float("inf")
-        self._waited = 0.0
+        self._deadline, self._waited = float("inf"), 0.0
         """Seconds that the phase under way stood still for another run."""
 
     def cancel(self) -> None:
@@ -146,7 +147,8 @@ class SearchRun:
         self._observer.run_changed(self.run)
         start = time.monotonic()
         try:
-            return work()
+            with tracing.span(words.run_state(state), run=self.run.id):
+                return work()
         finally:
             self._require_kept()
             waited, self._waited = self._waited, 0.0
@@ -165,6 +167,7 @@ class SearchRun:
 
     def _end(self, state: run_pb2.RunState.ValueType, message: str) -> run_pb2.Run:
         self.run.state, self.run.message = state, message
+        self._seal(self.run)
         self._observer.run_changed(self.run)
         return self.run
 
@@ -183,6 +186,7 @@ class SearchRun:
             self._waits_for("waiting until another run is done with the device")
         if not turn.enter_context(self._gate.turn(self._may_prepare)):
             return None
+        turn.enter_context(metrics.listening(self.run.id))
         self._waited = time.monotonic() - start
         self.run.stage_seconds["wait"] += self._waited
         self._effort = self._chosen_effort or Effort.of(task.target, processor_count(), self._gate.device_count)
@@ -195,6 +199,7 @@ class SearchRun:
             claim=self._ledger.claim,
             retry_pause_seconds=self._effort.retry_pause_seconds,
             took=self._ledger.took,
+            run_id=self.run.id,
             numbered=lambda number: self._counsel.numbered(number),  # noqa: PLW0108 (it is made later)
             spent=self._ledger.took_tokens,
         )
@@ -285,6 +290,7 @@ class SearchRun:
             go_on=lambda: not self._left.is_set(),
             retry_pause_seconds=self._effort.retry_pause_seconds,
             took=lambda stage, seconds: self._ledger.took(f"final {stage}", seconds),
+            run_id=self.run.id,
         )
         selected = finalists.select(self._ledger.trials, count)
         judged = finalists.judge(

@@ -23,6 +23,8 @@ from orchestrator.serving.ownership import Owner
 from orchestrator.serving.quotas import Quotas
 from orchestrator.serving.story import Story, light
 from orchestrator.tasks.intake import accept
+from orchestrator.trust import seal
+from orchestrator.trust.seal import Signer, signer_of
 from warpsmith import plugins
 from warpsmith.errors import NotFound
 from warpsmith.permissions import UNASKED, Caller
@@ -50,8 +52,10 @@ class OptimizationServicer(optimization_service_pb2_grpc.OptimizationServiceServ
         devices: Devices | None = None,
         gate: DeviceGate | None = None,
         admission: Admission | None = None,
+        signer: Signer | None = None,
     ) -> None:
         self._host, self._devices, self._gate, self.admission = host, devices, gate, admission
+        self._signer = signer
 
     def CreateRun(self, request: messages.CreateRunRequest, context: object) -> messages.CreateRunResponse:
         """Starts a run and returns at once."""
@@ -142,6 +146,12 @@ class OptimizationServicer(optimization_service_pb2_grpc.OptimizationServiceServ
             made.aside_count, made.waiting_count = use.aside_count, use.waiting_count
         return made
 
+    def GetSigningKey(self, request: messages.GetSigningKeyRequest, context: object) -> messages.GetSigningKeyResponse:
+        """Gives the public key."""
+        if self._signer is None:
+            raise NotFound(f"this orchestrator signs nothing: {seal.VARIABLE} names no key")
+        return messages.GetSigningKeyResponse(public_key=self._signer.public())
+
     def leave(self) -> None:
         """Leaves runs under way to the next orchestrator, and ends who watches them; called before the drain."""
         self._host.leave()
@@ -184,8 +194,10 @@ def make_servicer(settings: Settings) -> OptimizationServicer:
         )
         memory, past = NOTHING_KNOWN if fresh else known, tuple(story.trials) if story.attempt else None
         own = replace(agents, lease=Leases(archive.owner, run.id, story.epoch))
-        return SearchRun(run, own, gate, search, story, memory=memory, past=past)
+        return SearchRun(run, own, gate, search, story, memory=memory, past=past, seal=sign)
 
+    signer = signer_of(settings.signing_key_file)
+    sign = signer.seal if signer else lambda _: None
     archive.patience_seconds = settings.archive_patience_seconds
     owner, at_once = Owner(archive, stays=settings.takes_up), 1 + most_ahead(os.cpu_count() or 1)
     admission, quotas = Admission(settings.limits), Quotas(archive, settings.quota_file)
@@ -195,4 +207,4 @@ def make_servicer(settings: Settings) -> OptimizationServicer:
         quotas.require_room(caller.project)
 
     host = RunHost(archive, make_run, at_once, owner, may_begin)
-    return OptimizationServicer(host, devices, gate, admission)
+    return OptimizationServicer(host, devices, gate, admission, signer)

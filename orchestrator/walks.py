@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,7 @@ from orchestrator.model_turns import REST_SECONDS, Absence, was_answered
 from orchestrator.pipeline import Faulted, Interrupted, Judged, Outcome, Pipeline, Unanswered
 from orchestrator.search import Proposal
 from warpsmith.errors import Infrastructure
+from warpsmith.service import tracing
 from warpsmith.v1 import task_pb2, timing_pb2, trial_pb2, verdict_pb2
 
 _NO_REMEDY = frozenset({
@@ -72,7 +73,7 @@ class Walks:
         self._effort, self._pipeline, self._counsel = effort, pipeline, counsel
         self._ledger, self._is_spent = ledger, is_spent
         self._absence = Absence[tuple[Unanswered, int]](waits, effort.model_rest_seconds)
-        self._pool = ThreadPoolExecutor(effort.parallel_trials, thread_name_prefix="trial")
+        self._pool = tracing.Pool(effort.parallel_trials, thread_name_prefix="trial")
         self._walking: dict[Future[Outcome], int] = {}
         """Trials under way; the value counts the repairs that led to each."""
 

@@ -22,7 +22,7 @@ OPERATOR_RULES = HERE.parent / "components" / "prometheus-operator" / "rules.yam
 
 WIDTH, HEIGHT, COLUMNS = 8, 8, 3
 NAMESPACES = 'namespace=~"$namespace"'
-_METRIC = re.compile(r"\b(warpsmith_\w+|vllm:[\w:]+|process_\w+|up)\b(\{?)(?!\()")
+_METRIC = re.compile(r"\b(warpsmith_\w+|vllm:[\w:]+|process_\w+|DCGM_\w+|up)\b(\{?)(?!\()")
 _GROUPING = re.compile(r"\b(by|without|on|ignoring)\s*\([^)]*\)")
 LIVE_PAGE = "http://127.0.0.1:8470"
 """Where `warpsmith up --web` serves it, and a forwarded port of the orchestrator's pod."""

@@ -266,11 +266,10 @@ def main() -> int:
         end = time.time()
         print(f"a run of {end - start:.0f} s was scraped every second")
         asked = expressions(end - start)
-        unasked = [where for where, text in asked.items() if "vllm:" in text and not server]
+        unasked = [where for where, text in asked.items() if ("vllm:" in text and not server) or "DCGM_" in text]
         for where in unasked:
             del asked[where]
-        if unasked:
-            print(f"{len(unasked)} expressions of vLLM's own are not asked: `make test-vllm` makes its environment")
+        print(f"{len(unasked)} expressions are not asked: of DCGM's, and of vLLM's own without `make test-vllm`")
         empty = [where for where, text in asked.items() if not has_data(prometheus.query_range(text, start, end))]
         print(f"{len(asked) - len(empty)} of {len(asked)} expressions have data")
         for where in empty:

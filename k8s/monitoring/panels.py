@@ -25,6 +25,8 @@ class Panel:
     """Whether its series have a run, whose page on the live page a click opens."""
 
 
+REASONS_TO_HOLD_DOWN = {"power cap": 4, "slowdown": 8, "heat": 32, "much heat": 64, "power brake": 128}
+"""Bits of NVML's clock throttle reasons that a person can do something about."""
 OF_THE_RUNS = '{run=~"$run"}'
 
 THROUGHPUT = [
@@ -132,6 +134,8 @@ FLEET = [
             "runs": "sum(warpsmith_runs_active)",
             "taken up": "sum(increase(warpsmith_runs_taken_up_total[$__range]))",
             "wait for the archive": "sum(warpsmith_archive_waiting)",
+            "not taken by it": "sum(increase(warpsmith_archive_refused_total[$__range]))",
+            "longest silence of a run, in s": "max(warpsmith_run_silent_seconds)",
         },
         kind="stat",
     ),
@@ -184,12 +188,9 @@ FLEET = [
         kind="bargauge",
     ),
     Panel(
-        "Device time, by stage",
-        "What a second of a run's device time goes to.",
-        {
-            "{{stage}}": "sum by (stage) (rate(warpsmith_stage_duration_seconds_sum"
-            '{stage=~"describe|reference|verify|measure"}[$__rate_interval]))'
-        },
+        "Device time, by what for",
+        "What a second of runs' device time goes to: baselines (prepare), trials (screen), finalists (final).",
+        {"{{purpose}}": "sum by (purpose) (rate(warpsmith_device_purpose_seconds_total[$__rate_interval]))"},
         unit="s",
         stacked=True,
     ),
@@ -277,6 +278,27 @@ FLEET = [
         "0 when unknown.",
         {"{{instance}}": "max by (instance) (warpsmith_bench_clock_hertz)"},
         unit="hertz",
+    ),
+    Panel(
+        "GPU clocks beside trials, by DCGM",
+        "MHz of the GPUs that pods of ours hold, and trials a minute: fewer trials at a lower clock are the machine's.",
+        {
+            "{{pod}} GPU {{gpu}}, MHz": "max by (pod, gpu) (DCGM_FI_DEV_SM_CLOCK)",
+            "trials a minute": "sum(rate(warpsmith_trials_total[$__rate_interval])) * 60",
+        },
+    ),
+    Panel(
+        "GPUs held down, and Xid errors beside trials, by DCGM",
+        "1 while a reason is in force; the last Xid of each, of which 13, 31, 43, 45, 68 and 109 are candidates' own.",
+        {
+            **{
+                f"{{{{pod}}}} GPU {{{{gpu}}}} {reason}": "max by (pod, gpu)"
+                f" (floor(DCGM_FI_DEV_CLOCK_THROTTLE_REASONS / {bit}) % 2)"
+                for reason, bit in REASONS_TO_HOLD_DOWN.items()
+            },
+            "{{pod}} GPU {{gpu}} Xid": "max by (pod, gpu) (DCGM_FI_DEV_XID_ERRORS)",
+            "trials a second": "sum(rate(warpsmith_trials_total[$__rate_interval]))",
+        },
     ),
     Panel(
         "Throttled, and impossible times",

@@ -1,4 +1,4 @@
-"""`warpsmith archive`: whether what is kept can be read, what can be saved of it, and a copy of it."""
+"""`warpsmith archive`: whether what is kept can be read, what can be saved of it, a copy, and what its runs cost."""
 
 from __future__ import annotations
 
@@ -8,10 +8,15 @@ from typing import Annotated
 import typer
 
 from orchestrator.archiving import repair, versions
+from orchestrator.archiving.costs import costs_command
 from orchestrator.commands.options import DEFAULT_RUNS, Runs
 from orchestrator.commands.terminal import note, tell, tell_line
 
-app = typer.Typer(no_args_is_help=True, help="Checks, recovers and copies the archive of a runs directory.")
+app = typer.Typer(
+    no_args_is_help=True, help="Checks, recovers and copies the archive of a runs directory, and sums costs."
+)
+
+app.command("costs")(costs_command)
 
 
 @app.command("check")

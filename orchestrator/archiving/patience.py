@@ -11,17 +11,21 @@ import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 
-from prometheus_client import Gauge
+from prometheus_client import Counter, Gauge
 from sqlalchemy.exc import InterfaceError, OperationalError
 from tenacity import RetryCallState, Retrying, retry_if_exception, stop_after_delay, wait_exponential
 
-from warpsmith.errors import ArchiveFault
+from warpsmith.errors import ArchiveFault, RunLost
 
 log = logging.getLogger("warpsmith.orchestrator")
 
 LONGEST_PAUSE_S = 5.0
 
 _waiting = Gauge("warpsmith_archive_waiting", "Transactions that wait for a database that is locked, full or away.")
+
+_refused = Counter(
+    "warpsmith_archive_refused_total", "Transactions that the archive did not take, however long they waited."
+)
 
 
 def attempts(patience_seconds: float) -> Iterator[AbstractContextManager[object]]:
@@ -47,6 +51,10 @@ def attempts(patience_seconds: float) -> Iterator[AbstractContextManager[object]
         )
         if is_waiting:
             log.warning("the archive takes what is found again, after %.0f s", time.monotonic() - begin)
+    except ArchiveFault as error:
+        if not isinstance(error, RunLost):  # whose run is another's by now, and kept by that one
+            _refused.inc()
+        raise
     finally:
         if is_waiting:
             _waiting.dec()

@@ -15,14 +15,12 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import typer
 from rich.console import Console
 
-import warpsmith
 from orchestrator.archiving import archive_commands
 from orchestrator.commands import (
     budgets,
@@ -71,8 +69,9 @@ from orchestrator.interchange import interchange_commands, tables
 from orchestrator.tasks import intake
 from orchestrator.trust import record
 from orchestrator.web import web_command
-from warpsmith import printable
+from warpsmith import __version__, printable
 from warpsmith.errors import BadInput, NotFound, WarpsmithError
+from warpsmith.service import tracing
 from warpsmith.v1 import optimization_service_pb2 as messages
 from warpsmith.v1 import run_pb2, trial_pb2
 
@@ -88,7 +87,7 @@ app = typer.Typer(
 
 def _tell_version(is_asked: bool) -> None:
     if is_asked:
-        tell_line(f"warpsmith {warpsmith.__version__}")
+        tell_line(f"warpsmith {__version__}")
         raise typer.Exit
 
 
@@ -400,13 +399,11 @@ def cancel(run: RunId = "last", server: Server = "", runs: Runs = DEFAULT_RUNS) 
     tell_line(f"{found.id}: {report.state_name(found.state)}")
 
 
-app.command("verify", epilog=trust_commands.VERIFY_EXAMPLE)(trust_commands.verify_command)
-app.command("judge", epilog=trust_commands.JUDGE_EXAMPLE)(trust_commands.judge_command)
+trust_commands.add_to(app)
 app.command("kernelbench", epilog=interchange_commands.EXAMPLE)(interchange_commands.kernelbench_command)
 app.add_typer(archive_commands.app, name="archive")
 app.command("up", epilog=up_command.EXAMPLE)(up_command.up)
 app.command("web", epilog=web_command.EXAMPLE)(web_command.web)
-app.command("doctor")(trust_commands.doctor_command)
 
 
 def _print_results(ended: list[run_pb2.Run], as_json: bool) -> None:
@@ -418,7 +415,7 @@ def _print_results(ended: list[run_pb2.Run], as_json: bool) -> None:
     if console.width >= report.TABLE_COLUMNS:
         console.print(report.table(ended))
         return
-    tell(*chain.from_iterable(map(report.lines, ended)))
+    tell(*(line for run in ended for line in report.lines(run)))
 
 
 def _print_next(ended: list[run_pb2.Run], server: str, runs: Path) -> None:
@@ -449,7 +446,8 @@ def _print_usage_error(error: Any) -> None:
 def main() -> None:
     """Entry point of `warpsmith`: every error of ours is one line and an exit code."""
     try:
-        code = app(prog_name=app.info.name, standalone_mode=False)
+        with tracing.command():
+            code = app(prog_name=app.info.name, standalone_mode=False)
     except _UsageError as error:
         _print_usage_error(error)
         raise SystemExit(error.exit_code) from None

@@ -87,6 +87,12 @@ class Optimization(Protocol):
         """Takes up a run again."""
         ...
 
+    def GetSigningKey(
+        self, request: messages.GetSigningKeyRequest, /, timeout: float | None = None
+    ) -> messages.GetSigningKeyResponse:
+        """Gives the public key of results."""
+        ...
+
     def DescribeQueue(
         self, request: messages.DescribeQueueRequest, /, timeout: float | None = None
     ) -> messages.DescribeQueueResponse:

@@ -20,6 +20,7 @@ from orchestrator.commands.options import (
     Precision,
     ResultsFile,
     Runs,
+    Server,
     Target,
     TimeLimit,
     Trust,
@@ -29,13 +30,17 @@ from orchestrator.interchange import interchange_commands
 from orchestrator.interchange.interchange_commands import Baseline, ClaimedRight, Only, Samples, Wanted
 from orchestrator.serving.device_gate import DeviceGate
 from orchestrator.tasks import intake
-from orchestrator.trust import judge, record, verify
+from orchestrator.trust import judge, record, signed_export, verify
 from warpsmith import printable
 from warpsmith.errors import BadInput
 from warpsmith.sandbox import jail
+from warpsmith.v1 import optimization_service_pb2 as messages
 from warpsmith.v1 import task_pb2
 
-VERIFY_EXAMPLE = "Example:\n\n  warpsmith verify fast_softmax.record.json"
+VERIFY_EXAMPLE = (
+    "Examples:\n\n  warpsmith verify fast_softmax.record.json\n\n"
+    "  warpsmith verify fast_softmax.py --key orchestrator.pub       (the record beside it, and the file itself)"
+)
 JUDGE_EXAMPLE = (
     "Examples:\n\n  warpsmith judge solution.py KernelBench/KernelBench/level1/23_Softmax.py --target cuda\n\n"
     "  warpsmith judge KernelBench/runs/somebody KernelBench --csv judged.csv       (run again to go on)"
@@ -43,12 +48,24 @@ JUDGE_EXAMPLE = (
 
 
 def verify_command(
-    file: Annotated[Path, typer.Argument(metavar="RECORD", help="Written by `warpsmith export` or `show --record`.")],
+    file: Annotated[
+        Path,
+        typer.Argument(
+            metavar="RECORD",
+            help="Of `warpsmith export` or `show --record`; with --key an export too.",
+        ),
+    ],
     trust_input: Trust = False,
     as_json: Json = False,
+    key: Annotated[
+        Path | None,
+        typer.Option("--key", metavar="PUB", help="Says what was changed since this key's owner signed."),
+    ] = None,
     runs: Runs = DEFAULT_RUNS,
 ) -> None:
-    """Judges a recorded result again from nothing, and says what differs."""
+    """Judges a recorded result again from nothing, and says what differs; with --key, checks its signature alone."""
+    if key is not None:
+        raise typer.Exit(_signed(file, key, as_json))
     run, contradictions = record.read(file)
     with client.verifying(runs, _trusting(trust_input)) as agents:
         found = verify.verify(agents, DeviceGate(agents.benchmarks), run, contradictions)
@@ -126,6 +143,31 @@ def doctor_command(
     if as_json:
         print(json.dumps({"findings": [doctor.as_json(finding) for finding in findings]}))
     raise typer.Exit(3 if any(finding.health is doctor.Health.BAD for finding in findings) else 0)
+
+
+def signing_key_command(server: Server = "", runs: Runs = DEFAULT_RUNS) -> None:
+    """Prints the public key that an orchestrator signs results for, for `warpsmith verify --key`."""
+    with client.connected(server, runs) as orchestrator:
+        print(orchestrator.GetSigningKey(messages.GetSigningKeyRequest(), timeout=30.0).public_key, end="")
+
+
+def add_to(app: typer.Typer) -> None:
+    """Gives the application these commands."""
+    app.command("verify", epilog=VERIFY_EXAMPLE)(verify_command)
+    app.command("judge", epilog=JUDGE_EXAMPLE)(judge_command)
+    app.command("signing-key")(signing_key_command)
+    app.command("doctor")(doctor_command)
+
+
+def _signed(file: Path, key: Path, as_json: bool) -> int:
+    """Says what of an export was changed after it was signed; 1 where something was."""
+    found = signed_export.changes(file, key)
+    if as_json:
+        print(json.dumps({"file": str(file), "verdict": "DIFFERS" if found else "HOLDS", "differences": found}))
+    else:
+        tell(f"{file}: {'was changed, or is not signed' if found else 'as it was signed'}")
+        tell(*(f"  differs: {printable.line(each, 300)}" for each in found))
+    return 1 if found else 0
 
 
 def _trusting(trust_input: bool) -> dict[str, str]:

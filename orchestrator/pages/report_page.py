@@ -110,6 +110,8 @@ def _environment(run: run_pb2.Run) -> Iterator[Fact]:
 def _seconds(run: run_pb2.Run) -> Iterator[Fact]:
     for name, spent in zip(PHASES, run.phase_seconds, strict=False):
         yield Fact(name, f"{spent:.1f} s", "phase")
+    if cost := report.device_seconds(run):
+        yield Fact("devices", f"{cost:.1f} s", "for which the run had a device, whatever for")
     for stage, spent in sorted(run.stage_seconds.items(), key=lambda item: -item[1]):
         yield Fact(words(stage, 60), f"{spent:.1f} s", "stage; those of parallel trials add up")
 

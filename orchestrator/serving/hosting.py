@@ -29,6 +29,7 @@ from orchestrator.serving.taking_up import MOST_ATTEMPTS, trials_text
 from warpsmith import plugins
 from warpsmith.errors import ArchiveFault, Infrastructure, RunLost, ServiceGone
 from warpsmith.permissions import UNASKED, Caller
+from warpsmith.service import tracing
 from warpsmith.v1 import run_pb2, task_pb2
 
 log = logging.getLogger("warpsmith.orchestrator")
@@ -259,7 +260,9 @@ def _conduct(story: Story, run: run_pb2.Run, make_run: MakeRun, leaving: threadi
         conductor.cancel()
     if leaving.is_set():
         conductor.leave()
-    conductor.execute()
+    with tracing.span("run", parent=run.trace_parent, run=run.id) as span:
+        conductor.execute()
+        tracing.note(span, state=run_pb2.RunState.Name(run.state), trials=run.trial_count)
 
 
 def _fail(story: Story, run: run_pb2.Run, message: str) -> None:
@@ -287,6 +290,7 @@ def _new_run(task: task_pb2.Task, budget: run_pb2.Budget, search: str, fresh: bo
         fresh=fresh,
         user=caller.name,
         project=caller.project,
+        trace_parent=tracing.here(),
     )
 
 

@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
+from orchestrator import metrics
 from orchestrator.archive import Archive
 from orchestrator.pipeline import without_bulk
 from orchestrator.search_run import ENDED, SearchRun
@@ -69,6 +70,7 @@ class Story:
         Raises:
             RunLost: it was left; Infrastructure: the archive cannot be written.
         """
+        metrics.heard(run.id)
         copy = run_pb2.Run()
         copy.CopyFrom(run)
         what, now = (copy.state, copy.message), time.monotonic()

@@ -10,6 +10,7 @@ import json
 import statistics
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from google.protobuf.json_format import MessageToDict, ParseDict, ParseError
 
@@ -44,15 +45,7 @@ def read(path: Path) -> tuple[run_pb2.Run, list[str]]:
     Raises:
         BadInput: it cannot be read, or is no record.
     """
-    try:
-        held = json.loads(private_files.read(path))
-        content, own, form = held["run"], held["digest"], held["format"]
-    except OSError as error:
-        raise BadInput(f"{path}: cannot be read: {error.strerror}") from error
-    except (ValueError, KeyError, TypeError, RecursionError):
-        raise BadInput(f"{path}: is no record; `warpsmith export` writes one beside the kernel") from None
-    if form != FORMAT:
-        raise BadInput(f"{path}: a record of another format; this version reads {FORMAT!r}")
+    content, own = held(path)
     try:
         run = earlier.translated(ParseDict(content, run_pb2.Run()))
     except (ParseError, RecursionError):  # its text would quote the file
@@ -62,6 +55,24 @@ def read(path: Path) -> tuple[run_pb2.Run, list[str]]:
         raise BadInput(f"{path}: the record holds no result")
     changed = [] if _digest(content) == own else ["the record was changed after it was written: its digest differs"]
     return run, [*changed, *contradictions(run)]
+
+
+def held(path: Path) -> tuple[Any, str]:
+    """What a record holds of its run as JSON, and the digest that it tells of that.
+
+    Raises:
+        BadInput: it cannot be read, or is no record.
+    """
+    try:
+        found = json.loads(private_files.read(path))
+        content, own, form = found["run"], found["digest"], found["format"]
+    except OSError as error:
+        raise BadInput(f"{path}: cannot be read: {error.strerror}") from error
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise BadInput(f"{path}: is no record; `warpsmith export` writes one beside the kernel") from None
+    if form != FORMAT:
+        raise BadInput(f"{path}: a record of another format; this version reads {FORMAT!r}")
+    return content, own
 
 
 def contradictions(run: run_pb2.Run) -> Iterator[str]:

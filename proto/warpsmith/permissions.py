@@ -69,6 +69,7 @@ _RIGHTS: Mapping[str, Right] = {
     "WatchRun": Right.READ,
     "ExportBest": Right.READ,
     "DescribeQueue": Right.READ,
+    "GetSigningKey": Right.READ,
     "CreateRun": Right.RUN,
     "CancelRun": Right.RUN,
     "ResumeRun": Right.RUN,

@@ -61,6 +61,26 @@ class ClientLimits:
 
 
 @dataclass(frozen=True)
+class OidcSettings:
+    """Whose signed tokens (JWT) an orchestrator takes, beside those of its file, and what their claims mean."""
+
+    issuer: str
+    """Address of an OpenID Connect issuer, as its tokens name it: https://HOST…; its keys are found from there."""
+    audience: str = ""
+    """For whom a token has to be; the issuer calls it so too."""
+    role_claim: str = "roles"
+    """Claim that names `read`, `run` or `admin`: a list, or a text with spaces; `a.b` is b within a."""
+    role_prefix: str = ""
+    """What stands before these names there, such as `warpsmith-`."""
+    name_claim: str = "sub"
+    """Claim with the name that owns runs; one that nobody can choose for themselves."""
+    project_claim: str = "project"
+    """Claim with the project that runs count for."""
+    leeway_seconds: float = 30.0
+    """By how much the issuer's clock may be off."""
+
+
+@dataclass(frozen=True)
 class Settings:
     """How one service process runs."""
 
@@ -104,11 +124,15 @@ class Settings:
     token_file: Path | None = None
     """File with the token that callers of this service have to show, and that a command shows to an orchestrator
     elsewhere; one a line. None for no token."""
+    oidc: OidcSettings | None = None
+    """Whose signed tokens count beside those of the file; None for nobody's."""
     limits: ClientLimits = ClientLimits()
     """What one client of the orchestrator may have at once."""
     quota_file: Path | None = None
     """File of the orchestrator with what projects may use of devices in a day of UTC: a line is PROJECT SECONDS, or
     * SECONDS for every other. None for no quota."""
+    signing_key_file: Path | None = None
+    """File with the private key (Ed25519, PEM) that the orchestrator signs results with; None for no signature."""
     trust_input: bool = False
     """Where no rung of the jail works: run the user's module unconfined, as its user asked, instead of refusing."""
 
@@ -131,6 +155,7 @@ def read(environment: Mapping[str, str] = os.environ) -> Settings:
     """
     port_file, socket = environment.get("WARPSMITH_PORT_FILE"), environment.get("WARPSMITH_SOCKET")
     token_file, quota_file = environment.get("WARPSMITH_TOKEN_FILE"), environment.get("WARPSMITH_QUOTA_FILE")
+    signing_key_file = environment.get("WARPSMITH_SIGNING_KEY_FILE")
     return Settings(
         host=environment.get("WARPSMITH_HOST", "127.0.0.1"),
         port=_optional(environment, "WARPSMITH_PORT"),
@@ -155,8 +180,10 @@ def read(environment: Mapping[str, str] = os.environ) -> Settings:
         model_assists=_assists(environment),
         tls=_tls(environment),
         token_file=Path(token_file) if token_file else None,
+        oidc=_oidc(environment),
         limits=_limits(environment),
         quota_file=Path(quota_file) if quota_file else None,
+        signing_key_file=Path(signing_key_file) if signing_key_file else None,
         trust_input=bool(_integer(environment, "WARPSMITH_TRUST_INPUT", 0)),
     )
 
@@ -168,6 +195,24 @@ def _tls(environment: Mapping[str, str]) -> Tls | None:
     if missing := [name for name, value in named.items() if not value]:
         raise BadInput(f"mutual TLS needs all of {', '.join(TLS_VARIABLES)}: set {', '.join(missing)} too")
     return Tls(*(Path(value) for value in named.values()))
+
+
+def _oidc(environment: Mapping[str, str]) -> OidcSettings | None:
+    issuer = environment.get("WARPSMITH_OIDC_ISSUER", "")
+    if not issuer:
+        return None
+    if not environment.get("WARPSMITH_OIDC_AUDIENCE"):
+        raise BadInput("WARPSMITH_OIDC_ISSUER needs WARPSMITH_OIDC_AUDIENCE: else tokens for others would count here")
+    default = OidcSettings(issuer)
+    return OidcSettings(
+        issuer=environment["WARPSMITH_OIDC_ISSUER"],
+        audience=environment["WARPSMITH_OIDC_AUDIENCE"],
+        role_claim=environment.get("WARPSMITH_OIDC_ROLE_CLAIM") or default.role_claim,
+        role_prefix=environment.get("WARPSMITH_OIDC_ROLE_PREFIX", ""),
+        name_claim=environment.get("WARPSMITH_OIDC_NAME_CLAIM") or default.name_claim,
+        project_claim=environment.get("WARPSMITH_OIDC_PROJECT_CLAIM") or default.project_claim,
+        leeway_seconds=_positive(environment, "WARPSMITH_OIDC_LEEWAY_SECONDS", default.leeway_seconds),
+    )
 
 
 def _limits(environment: Mapping[str, str]) -> ClientLimits:

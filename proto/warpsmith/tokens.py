@@ -17,7 +17,7 @@ from typing import Any
 import grpc
 
 from warpsmith import local_sockets
-from warpsmith.errors import BadInput
+from warpsmith.errors import BadInput, TokenRefused
 from warpsmith.permissions import Caller, Right, right_named
 from warpsmith.settings import Lines
 from warpsmith.transport import HTTPS, Tls
@@ -63,16 +63,25 @@ class TokenFile:
         """
         return self._lines.now()
 
-    def holder(self, metadata: Iterable[tuple[str, str | bytes]]) -> Caller | None:
-        """Whose token a call shows; None where it shows none of the file."""
-        shown = [str(value) for key, value in metadata if key == _KEY]
-        if len(shown) != 1 or not shown[0].startswith(_SCHEME):
-            return None
-        text, found = shown[0].removeprefix(_SCHEME).encode(), None
+    def holder(self, token: str) -> Caller | None:
+        """Whose token it is; None where it is none of the file."""
+        text, found = token.encode(), None
         for each in self.tokens():  # all of them, so that the time tells nothing
             if hmac.compare_digest(text, each.text.encode()):
                 found = each.holder
         return found
+
+
+def shown(metadata: Iterable[tuple[str, str | bytes]]) -> str:
+    """The token that a call shows.
+
+    Raises:
+        TokenRefused: it shows none, or several.
+    """
+    found = [str(value) for key, value in metadata if key == _KEY]
+    if len(found) != 1 or not found[0].startswith(_SCHEME):
+        raise TokenRefused(REFUSED)
+    return found[0].removeprefix(_SCHEME)
 
 
 class _Shown(grpc.UnaryUnaryClientInterceptor, grpc.UnaryStreamClientInterceptor):

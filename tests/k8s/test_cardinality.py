@@ -45,6 +45,7 @@ MOST = {
     "id": metrics.RUN_COUNT,
     "loss": 3,
     "project": metrics.PROJECT_COUNT + 1,
+    "purpose": len(metrics.PURPOSES),
     "tier": 3,
     "flag": 2,
     "worker": 8,

@@ -421,7 +421,7 @@ def test_every_expression_of_a_dashboard_asks_for_the_chosen_namespaces_alone() 
     for file in (K8S / "monitoring" / "dashboards").glob("*.json"):
         for panel in json.loads(file.read_text())["panels"]:
             for expression in (target["expr"] for target in panel["targets"]):
-                metrics = re.findall(r"\b(?:warpsmith|vllm|process)[_:][\w:]+|\bup\b", expression)
+                metrics = re.findall(r"\b(?:warpsmith|vllm|process|DCGM)[_:][\w:]+|\bup\b", expression)
                 assert metrics
                 assert expression.count('{namespace=~"$namespace"') == len(metrics), expression
 

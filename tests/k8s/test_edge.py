@@ -108,3 +108,16 @@ def test_a_balancer_or_a_port_of_the_node_is_a_way_in_too() -> None:
         assert "Service orchestrator: lets the outside in, and the orchestrator asks for no token" in check.problems(
             objects
         )
+
+
+def test_a_way_in_with_an_issuer_of_tokens_needs_no_file_of_them(opened: Objects) -> None:
+    orchestrator = check.service_container(one(opened, "Deployment"))
+    orchestrator["env"] = [each for each in orchestrator["env"] if each["name"] != "WARPSMITH_TOKEN_FILE"]
+    assert check.problems(render.render(K8S / "components" / "oidc", opened)) == []
+
+
+def test_an_issuer_that_no_policy_leads_to_is_found() -> None:
+    objects = render.render(K8S / "examples" / "oidc")
+    assert check.problems(objects) == []
+    objects.remove(one(objects, "NetworkPolicy", "issuer"))
+    assert check.problems(objects) == ["Egress: orchestrator may not call outside, but must"]

@@ -35,6 +35,10 @@ def waiting() -> float:
     return REGISTRY.get_sample_value("warpsmith_archive_waiting") or 0.0
 
 
+def refused() -> float:
+    return REGISTRY.get_sample_value("warpsmith_archive_refused_total") or 0.0
+
+
 def until(condition: Callable[[], bool]) -> None:
     end = time.monotonic() + 20
     while not condition():
@@ -108,10 +112,12 @@ def test_patience_ends_and_the_fault_is_told(archive: Archive, tmp_path: Path) -
     archive.patience_seconds = 0.3
     with closing(sqlite3.connect(tmp_path / FILE_NAME, isolation_level=None)) as other:
         other.execute("BEGIN EXCLUSIVE")
+        before = refused()
         with pytest.raises(ArchiveFault, match="database is locked"):
             add(archive, 1)
     assert waiting() == 0
     add(archive, 1)
+    assert refused() == before + 1
 
 
 def test_what_time_does_not_mend_is_told_at_once(archive: Archive) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 from prometheus_client import REGISTRY
 
@@ -92,3 +94,17 @@ def test_a_stage_is_shown_while_it_lasts_and_timed_when_it_fails() -> None:
     assert active == [1]
     assert sample("warpsmith_stage_active", stage="repair") == 0
     assert sample("warpsmith_stage_duration_seconds_count", stage="repair") == before + 1
+
+
+def test_the_longest_silence_is_that_of_the_run_that_told_something_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr(metrics, "time", SimpleNamespace(monotonic=lambda: now))
+    with metrics.listening("a"), metrics.listening("b"):
+        now = 150.0
+        metrics.heard("a")
+        metrics.heard("queued")
+        now = 160.0
+        assert sample("warpsmith_run_silent_seconds") == 60.0
+        metrics.heard("b")
+        assert sample("warpsmith_run_silent_seconds") == 10.0
+    assert sample("warpsmith_run_silent_seconds") == 0.0

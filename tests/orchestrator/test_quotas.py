@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from prometheus_client import REGISTRY
 
-from orchestrator import testing
+from orchestrator import metrics, testing
 from orchestrator.archive import Archive
 from orchestrator.commands import report
 from orchestrator.ledger import DEVICE_STAGES, day_of
@@ -113,6 +113,11 @@ def test_a_run_counts_for_the_project_of_its_token_and_tells_what_it_cost_by_sta
     def told(name: str) -> float:
         return REGISTRY.get_sample_value(name, {"project": "vision"}) or 0.0
 
+    def spent(purpose: str) -> float:
+        return REGISTRY.get_sample_value("warpsmith_device_purpose_seconds_total", {"purpose": purpose}) or 0.0
+
+    already = {purpose: spent(purpose) for purpose in metrics.PURPOSES}
+
     before = told("warpsmith_device_seconds_total")
     agents = testing.World(seconds=0.002).agents()
     gate = DeviceGate(agents.benchmarks)
@@ -133,6 +138,14 @@ def test_a_run_counts_for_the_project_of_its_token_and_tells_what_it_cost_by_sta
         assert list(ended.device_day_seconds) == [day_of(ended.created_at)]
         assert report.device_seconds(ended) == pytest.approx(sum(stages.values()))
         assert told("warpsmith_device_seconds_total") - before == pytest.approx(sum(stages.values()))
+        by_purpose = {purpose: spent(purpose) - already[purpose] for purpose in metrics.PURPOSES}
+        assert by_purpose == pytest.approx(
+            {
+                "prepare": stages["describe"] + stages["reference"],
+                "screen": stages["verify"] + stages["measure"],
+                "final": stages["final verify"] + stages["final measure"],
+            }
+        )
         (cost,) = report.costs(ended)
         assert cost.startswith("device: ")
         assert "reference " in cost

@@ -7,7 +7,7 @@ from prometheus_client import REGISTRY
 
 from orchestrator import finalists, testing
 from orchestrator.commands import report
-from orchestrator.pipeline import Interrupted, Judged, Pipeline
+from orchestrator.pipeline import Faulted, Interrupted, Judged, Pipeline
 from orchestrator.search.beam import Beam
 from orchestrator.search_run import Effort, SearchRun
 from orchestrator.serving.device_gate import DeviceGate
@@ -84,3 +84,22 @@ def test_a_walk_that_is_interrupted_ends_at_the_stage_that_it_did_not_begin() ->
     )
     assert isinstance(pipeline.walk(trial, timing_pb2.TIER_SCREENING), Interrupted)
     assert trial.ended_at == trial_pb2.STAGE_VERIFY
+
+
+@pytest.mark.parametrize("method", ["SynthesizeCandidate", "CompileCandidate", "VerifyArtifact", "MeasureArtifact"])
+def test_an_answer_that_says_nothing_is_the_services_fault_and_no_verdict(
+    method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world, calls = testing.World(gains={"author": 3.0}), list[str]()
+
+    def empty(self: testing.World, *_: object, **__: object) -> object:
+        calls.append(method)
+        return type(answered(self, *_, **__))()
+
+    answered = getattr(testing.World, method)
+    monkeypatch.setattr(testing.World, method, empty)
+    pipeline = Pipeline(world.agents(), DeviceGate([world]), testing.task(), retry_pause_seconds=0.0)
+    outcome = pipeline.walk(proposed(""), timing_pb2.TIER_SCREENING)
+    assert isinstance(outcome, Faulted)
+    assert outcome.reason == f"{method}: the answer is empty"
+    assert len(calls) == 2, "it is asked again, once"

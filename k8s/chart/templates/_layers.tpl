@@ -13,7 +13,7 @@
   {{- if get $on . -}}{{- $layers = append $layers (print "components/" .) -}}{{- end -}}
 {{- end -}}
 {{- if .Values.loadModel.enabled -}}{{- $layers = append $layers "components/load-model" -}}{{- end -}}
-{{- range list "node-local-dns" "prometheus-operator" "nvidia-runtime" "mutual-tls" -}}
+{{- range list "node-local-dns" "prometheus-operator" "nvidia-runtime" "mutual-tls" "oidc" -}}
   {{- if get $on . -}}{{- $layers = append $layers (print "components/" .) -}}{{- end -}}
 {{- end -}}
 {{- if eq (include "warpsmith.asksForToken" .) "yes" -}}{{- $layers = append $layers "components/token" -}}{{- end -}}

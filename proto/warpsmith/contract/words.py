@@ -97,6 +97,11 @@ def target(value: task_pb2.Target.ValueType) -> str:
     return _word(task_pb2.Target.DESCRIPTOR, value).lower()
 
 
+def tier(value: timing_pb2.Tier.ValueType) -> str:
+    """ "screening" or "final"; empty where none is set."""
+    return _word(timing_pb2.Tier.DESCRIPTOR, value).lower()
+
+
 def precision(value: task_pb2.Precision.ValueType) -> str:
     """ "fp32", "tf32" and so on; empty where none is set."""
     return _word(task_pb2.Precision.DESCRIPTOR, value).lower()

@@ -24,6 +24,7 @@ from tenacity import (
 from warpsmith import transport
 from warpsmith.contract import earlier
 from warpsmith.errors import LeaseLost, LimitReached, ModelFault, ServiceDied, ServiceGone, WarpsmithError, from_status
+from warpsmith.service import tracing
 from warpsmith.service.wire import BEGUN, KIND, OPTIONS, RETRY_MS, TOKENS, serving
 from warpsmith.transport import Tls
 
@@ -66,7 +67,10 @@ class _Caller(grpc.UnaryUnaryClientInterceptor, grpc.UnaryStreamClientIntercepto
 
     def intercept_unary_unary(self, continuation: Callable[..., Any], details: Any, request: Any) -> Any:
         method = str(details.method).rsplit("/", 1)[-1]
-        details = _with_deadline(details, self._patience.deadline_seconds)
+        with tracing.calling(_with_deadline(details, self._patience.deadline_seconds)) as traced:
+            return self._answer(continuation, traced, request, method)
+
+    def _answer(self, continuation: Callable[..., Any], details: Any, request: Any, method: str) -> Any:
         try:
             try:
                 return _answered(continuation, details, request)
@@ -111,7 +115,8 @@ class _Caller(grpc.UnaryUnaryClientInterceptor, grpc.UnaryStreamClientIntercepto
 
     def intercept_unary_stream(self, continuation: Callable[..., Any], details: Any, request: Any) -> Any:
         method = str(details.method).rsplit("/", 1)[-1]
-        return _translated_stream(continuation(details, request), method)
+        with tracing.calling(details) as traced:
+            return _translated_stream(continuation(traced, request), method)
 
 
 def _answered(continuation: Callable[..., Any], details: Any, request: Any) -> Any:

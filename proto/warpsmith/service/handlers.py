@@ -9,7 +9,7 @@ import math
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import ExitStack, aclosing
 from typing import Any
 
@@ -19,11 +19,12 @@ from prometheus_client import Counter, Gauge, Histogram
 
 from warpsmith import permissions
 from warpsmith.contract import earlier
-from warpsmith.errors import BadInput, LimitReached, ServiceGone, TokenRefused, WarpsmithError, to_status
+from warpsmith.errors import BadInput, LimitReached, ServiceGone, WarpsmithError, to_status
 from warpsmith.permissions import UNASKED, Caller
+from warpsmith.service import tracing
 from warpsmith.service.admission import Admission
+from warpsmith.service.holders import Holders
 from warpsmith.service.wire import BEGUN, KIND, RETRY_MS, TOKENS, serving
-from warpsmith.tokens import REFUSED, TokenFile
 
 log = logging.getLogger("warpsmith")
 
@@ -53,7 +54,7 @@ def begin_counting(service: str, method: str) -> None:
     _active.labels(service, method)
 
 
-class Threads(ThreadPoolExecutor):
+class Threads(tracing.Pool):
     """The threads of a service; what waits for one of them is seen in a metric."""
 
     def __init__(self, count: int, service: str) -> None:
@@ -86,7 +87,7 @@ class Translate(grpc.aio.ServerInterceptor):
         self,
         service: str,
         threads: Threads,
-        holders: TokenFile | None,
+        holders: Holders | None,
         admission: Admission | None = None,
         turns: Turns | None = None,
     ) -> None:
@@ -102,27 +103,42 @@ class Translate(grpc.aio.ServerInterceptor):
         if handler is None or details.method.startswith("/grpc.health."):
             return handler
         if details.method.startswith("/grpc."):  # reflection, whose exceptions nobody translates
-            is_refused = self._holders is not None and self._holders.holder(details.invocation_metadata or ()) is None
-            return grpc.stream_stream_rpc_method_handler(_refuse) if is_refused else handler
+            return handler if self._holders is None else await self._reflection(details, handler)
         make, answer = (
             (grpc.stream_stream_rpc_method_handler, self._streaming(handler.unary_stream, details.method))
             if handler.response_streaming
             else (grpc.stream_unary_rpc_method_handler, self._unary(handler.unary_unary, details.method))
         )
+
+        async def traced(requests: AsyncIterator[Any], context: Any) -> Any:
+            with tracing.serving(details.method, context.invocation_metadata() or ()):
+                return await answer(requests, context)
+
         return make(
-            answer,
+            traced,
             request_deserializer=_reading(handler.request_deserializer),
             response_serializer=handler.response_serializer,
         )
 
-    def _caller(self, method: str, context: Any) -> Caller:
-        """Who calls; raises NotPermitted or TokenRefused where it may not."""
+    async def _reflection(self, details: grpc.HandlerCallDetails, handler: Any) -> Any:
+        assert self._holders is not None
+        try:
+            await self._holders.holder(details.invocation_metadata or ())
+        except WarpsmithError as error:
+            code, why = to_status(error), str(error)
+
+            async def refuse(_: Any, context: Any) -> None:
+                await context.abort(code, why)
+
+            return grpc.stream_stream_rpc_method_handler(refuse)
+        return handler
+
+    async def _caller(self, method: str, context: Any) -> Caller:
+        """Who calls; raises NotPermitted or TokenRefused where it may not, ServiceFault where it cannot be known."""
         caller = permissions.by_connection(method, context.auth_context())
         if self._holders is None:
             return caller
-        holder = self._holders.holder(context.invocation_metadata())
-        if holder is None:
-            raise TokenRefused(REFUSED)
+        holder = await self._holders.holder(context.invocation_metadata())
         permissions.require_right(method, holder)
         return holder
 
@@ -143,7 +159,7 @@ class Translate(grpc.aio.ServerInterceptor):
                         serving.set(None)
 
             try:
-                call.caller = self._caller(path, context)
+                call.caller = await self._caller(path, context)
                 request = await self._request(requests, call)
                 if not inspect.iscoroutinefunction(inner):
                     return await self._in_turn(method, request, call, context, in_thread)
@@ -189,7 +205,7 @@ class Translate(grpc.aio.ServerInterceptor):
             call = Call(context)
             try:
                 with _Account(self._service, method, call), ExitStack() as held:
-                    call.caller = self._caller(path, context)
+                    call.caller = await self._caller(path, context)
                     request = await self._request(requests, call)
                     if self._admission is not None:
                         held.enter_context(self._admission.watching(call.caller))
@@ -215,10 +231,6 @@ async def _sent(context: Any, response: Any, call: Call) -> None:
         call.is_left = True
         why = f"its reader took nothing for {SLOW_SECONDS:.0f} s: ask again from its last message"
         raise ServiceGone(why) from None
-
-
-async def _refuse(_: Any, context: Any) -> None:
-    await context.abort(grpc.StatusCode.UNAUTHENTICATED, REFUSED)
 
 
 class Call:

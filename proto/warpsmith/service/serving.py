@@ -23,11 +23,12 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 from prometheus_client import start_http_server
 
-from warpsmith import local_sockets, printable, tokens, transport
+from warpsmith import local_sockets, printable, transport
 from warpsmith import settings as settings_module
 from warpsmith.errors import BadInput, WarpsmithError
 from warpsmith.sandbox import jail, private_files
-from warpsmith.service import handlers
+from warpsmith.service import handlers, tracing
+from warpsmith.service.holders import Holders, holders_of
 from warpsmith.service.wire import LIVENESS, OPTIONS
 from warpsmith.settings import Settings
 from warpsmith.transport import Tls
@@ -117,8 +118,7 @@ def start(name: str, add: Callable[[Any, Any], None], servicer: Any, settings: S
         BadInput: neither a socket nor a port is named, a port is in use, a socket's folder is not private, or a
             certificate cannot be read; names it.
     """
-    holders = None if settings.token_file is None else tokens.TokenFile(settings.token_file)
-    serving = _on_loop(_started(name, add, servicer, settings, holders))
+    serving = _on_loop(_started(name, add, servicer, settings, holders_of(settings)))
     if settings.port_file is not None:
         private_files.replace(settings.port_file, f"{serving.port} {serving.metrics_port or 0}\n")
     return serving
@@ -129,7 +129,7 @@ async def _started(
     add: Callable[[Any, Any], None],
     servicer: Any,
     settings: Settings,
-    holders: tokens.TokenFile | None,
+    holders: Holders | None,
 ) -> Serving:
     threads = handlers.Threads(settings.thread_count, name)
     server = grpc.aio.server(
@@ -176,6 +176,7 @@ def serve(name: str, add: Callable[[Any, Any], None], make: Callable[[Settings],
         signal.signal(number, lambda *_: stop_asked.set())
     try:
         settings = settings_module.read()
+        tracing.begin(name)
         if settings.trust_input:
             jail.trust_input()
         serving = start(name, add, make(settings), settings)
@@ -188,6 +189,7 @@ def serve(name: str, add: Callable[[Any, Any], None], make: Callable[[Settings],
     while not is_left and not stop_asked.wait(0.5):
         is_left = settings.parent_pid is not None and os.getppid() != settings.parent_pid
     serving.stop()
+    tracing.end()
     if is_left:  # local mode's parent is gone: leave nothing running, and nothing lying about
         local_sockets.clean_up(settings.socket, settings.port_file)
 
