@@ -58,6 +58,11 @@ def answered_by(module: torch.nn.Module) -> int:
     return int(vars(module)["_ws_kernels"][-1].count)
 
 
+def trains(module: torch.nn.Module) -> bool:
+    """Whether the newest kernel of a grafted module gives gradients."""
+    return bool(vars(module)["_ws_kernels"][-1].trains)
+
+
 @contextlib.contextmanager
 def tried() -> Iterator[None]:
     """Around calls that a kernel answers although a compiler is at work, as it is within a backend of its own."""
@@ -89,11 +94,23 @@ class Kernel:
         tensors = self._exported["_ws_guard"].matched(self, leaves, {})
         if tensors is None:
             return False, None
-        if self._exported["_ws_wants_gradient"](self, tensors):
+        if self._wants_another(tensors):
             _tell_once(self, tensors, 6)
             return False, None
         self.count += 1
         return True, self._nested(self._program(tensors))
+
+    @property
+    def trains(self) -> bool:
+        """Whether it gives gradients."""
+        return "_ws_training" in self._exported
+
+    def _wants_another(self, tensors: Any) -> bool:
+        """Whether a gradient may be asked for that the kernel does not give."""
+        training = self._exported.get("_ws_training")
+        if training is not None:
+            return not training.serves(tensors)
+        return bool(self._exported["_ws_wants_gradient"](self, tensors))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Kernel:
         module = self._ws_settings.parts[0]
@@ -152,6 +169,9 @@ def _itself(module: torch.nn.Module) -> torch.nn.Module:
 def _program(exported: Mapping[str, Any]) -> Callable[[Any], Any]:
     """The verified program. Each module has CUDA graphs of its own, which are kept by address: equal layers, whose file
     is one, would drive out each other's."""
+    if (training := exported.get("_ws_training")) is not None:
+        structured = exported["_ws_structured"]
+        return lambda tensors: structured(training(tensors))
     shared: types.FunctionType = exported["_ws_forward"]
     if "_ws_graphs" not in exported:
         return shared

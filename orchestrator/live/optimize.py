@@ -20,7 +20,7 @@ from orchestrator.commands import budgets, report
 from orchestrator.commands.options import DEFAULT_RUNS
 from orchestrator.live import profiled
 from orchestrator.live.calls import Call, captured, with_tensors
-from orchestrator.live.grafted import answered_by, grafted, shallow, tried
+from orchestrator.live.grafted import answered_by, grafted, shallow, trains, tried
 from orchestrator.live.results import Result, Results
 from orchestrator.live.written import member, task_of
 from warpsmith.errors import BadInput
@@ -65,6 +65,7 @@ def optimize(
     budget: str = "60s",
     precision: str = "auto",
     prepared: bool = False,
+    gradients: bool = False,
     fresh: bool = False,
     server: str = "",
     runs: str | Path = DEFAULT_RUNS,
@@ -74,8 +75,8 @@ def optimize(
 
     What is returned shares parameters, buffers and inner modules with `module`, which is left as it was, and has the
     same class name and `state_dict`; its `warpsmith` attribute is an `Outcome`. Where nothing faster is found it is
-    a plain copy. Where gradients are wanted the module's own forward runs. What an earlier search in `runs` found for
-    the same calls is taken at once.
+    a plain copy. Where gradients are wanted the module's own forward runs, unless `gradients` has asked for kernels.
+    What an earlier search in `runs` found for the same calls is taken at once.
 
     Args:
         module: on the CPU or a GPU, in the mode (`train()` or `eval()`) in which it will be called.
@@ -84,6 +85,8 @@ def optimize(
         budget: search time, such as "60s" or "5m"; "" for none, where only what is known is to be taken.
         precision: "auto" goes by the floating-point inputs; or "fp32", "tf32", "fp16", "bf16".
         prepared: whether what depends on parameters alone may be computed once and kept while they are unchanged.
+        gradients: whether to optimize the training step: the forward, and gradients of all parameters and example
+            arguments that require them. Calls whose gradients are others' are the module's own.
         fresh: whether to search again although a result is known.
         server: an orchestrator elsewhere, "HOST:PORT"; without it the services run here for as long as the search.
         runs: directory where runs are kept.
@@ -95,7 +98,7 @@ def optimize(
     """
     given = ((args,) if isinstance(args, torch.Tensor) else tuple(args), dict(kwargs))
     results = _results(budget, fresh, server, runs, progress)
-    call, task = _written(module, given, precision, prepared)
+    call, task = _written(module, given, _Track(precision, prepared, gradients))
     (result,) = results.of(task)
     return _served(module, given, call, result)
 
@@ -110,6 +113,7 @@ def optimize_submodules(
     budget: str = "60s",
     precision: str = "auto",
     prepared: bool = False,
+    gradients: bool = False,
     fresh: bool = False,
     server: str = "",
     runs: str | Path = DEFAULT_RUNS,
@@ -136,13 +140,14 @@ def optimize_submodules(
     """
     given = ((args,) if isinstance(args, torch.Tensor) else tuple(args), dict(kwargs))
     results = _results(budget, fresh, server, runs, progress)
+    track = _Track(precision, prepared, gradients)
     if match is None:
-        chosen, shares = _costly(model, given, precision, prepared, most, progress)
+        chosen, shares = _costly(model, given, track, most, progress)
     else:
         named = _outermost(model, match)
         if not named:
             raise BadInput(f"match={match!r}: names no inner module of {type(model).__name__}")
-        chosen, shares = _asked(model, named, given, precision, prepared), {}
+        chosen, shares = _asked(model, named, given, track), {}
     found = results.of(*(each.task for each in chosen))
     served = {
         each.name: _served(each.module, each.given, each.call, result)
@@ -159,11 +164,25 @@ def _results(budget: str, fresh: bool, server: str, runs: str | Path, progress: 
     return Results(server, Path(runs), limits, fresh, progress)
 
 
-def _written(module: torch.nn.Module, given: _Given, precision: str, prepared: bool) -> tuple[Call, Any]:
+@dataclass(frozen=True)
+class _Track:
+    """What a task is judged by."""
+
+    precision: str
+    prepared: bool
+    gradients: bool
+
+
+def _differentiable(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().requires_grad_(tensor.is_floating_point())
+
+
+def _written(module: torch.nn.Module, given: _Given, track: _Track) -> tuple[Call, Any]:
     """The call, and the task of it."""
     target = _target(module, given)
     call = captured(module, *given, target)
-    return call, task_of(call, module, target, precision, prepared=prepared)
+    kept = {"prepared": track.prepared, "gradients": track.gradients}
+    return call, task_of(call, module, target, track.precision, **kept)
 
 
 def _target(module: torch.nn.Module, given: _Given) -> str:
@@ -217,7 +236,35 @@ def _difference(module: torch.nn.Module, fast: torch.nn.Module, given: _Given, c
     for place, pair in enumerate(zip(pytree.tree_leaves(theirs), pytree.tree_leaves(ours), strict=True)):
         if said := _unlike(*pair, is_random=is_random):
             return f"result {place} is {said}"
+    return "" if is_random or not trains(fast) else _other_gradients(module, fast, given, call)
+
+
+def _other_gradients(module: torch.nn.Module, fast: torch.nn.Module, given: _Given, call: Call) -> str:
+    """How the gradients of a call are others than the module's; empty where they are not."""
+    found = []
+    for each in (module, fast):
+        with _kept(module, call), tried():
+            found.append(_gradients(each, given))
+    for place, (own, mine) in enumerate(zip(*found, strict=True)):
+        if said := _unlike(own, mine, is_random=False):
+            return f"gradient {place} is {said}"
     return ""
+
+
+def _gradients(module: torch.nn.Module, given: _Given) -> list[torch.Tensor | None]:
+    """Of the arguments and parameters that require them, for the sum of all that a call gives."""
+    args, kwargs = with_tensors(given, torch.clone)
+    pairs = zip(_tensors(given), _tensors((args, kwargs)), strict=True)
+    wanted = [mine.requires_grad_() for theirs, mine in pairs if theirs.requires_grad]
+    wanted += [parameter for parameter in module.parameters() if parameter.requires_grad]
+    with torch.enable_grad():
+        made = [each for each in _tensors(module(*args, **kwargs)) if each.requires_grad]
+        total = torch.stack([each.sum().double() for each in made]).sum()
+    return list(torch.autograd.grad(total, wanted, allow_unused=True))
+
+
+def _tensors(tree: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
 
 
 def _unlike(own: Any, mine: Any, *, is_random: bool) -> str:
@@ -285,21 +332,18 @@ class _Asked:
     task: task_pb2.Task
 
 
-def _asked(
-    model: torch.nn.Module, parts: Mapping[str, torch.nn.Module], given: _Given, precision: str, prepared: bool
-) -> list[_Asked]:
+def _asked(model: torch.nn.Module, parts: Mapping[str, torch.nn.Module], given: _Given, track: _Track) -> list[_Asked]:
     """The parts with what they are called with, in the order of their calls."""
     called = _called(model, parts, given)
+    if track.gradients:  # it is called without; within a model that trains, all that come to it have gradients
+        called = {name: with_tensors(each, _differentiable) for name, each in called.items()}
     if missing := sorted({*parts} - {*called}):
         raise BadInput(f"{missing[0]} is not called by {type(model).__name__} on the example arguments")
-    return [
-        _Asked(name, parts[name], each, *_written(parts[name], each, precision, prepared))
-        for name, each in called.items()
-    ]
+    return [_Asked(name, parts[name], each, *_written(parts[name], each, track)) for name, each in called.items()]
 
 
 def _costly(
-    model: torch.nn.Module, given: _Given, precision: str, prepared: bool, most: int, progress: bool
+    model: torch.nn.Module, given: _Given, track: _Track, most: int, progress: bool
 ) -> tuple[list[_Asked], dict[str, float]]:
     """What takes the time and can be captured, and the share of each part in the model's time."""
     with _kept(model):
@@ -312,7 +356,7 @@ def _costly(
         group = waiting.pop(0)
         modules = {part.name: model.get_submodule(part.name) for part in group.parts}
         try:
-            chosen += _asked(model, modules, given, precision, prepared)
+            chosen += _asked(model, modules, given, track)
         except BadInput as error:  # what is in it may do
             refused.append(str(error))
             waiting = sorted([*waiting, *profiled.groups(group.parts, whole)], key=lambda each: -each.seconds)

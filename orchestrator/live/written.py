@@ -77,16 +77,26 @@ def _put(module, name, tensor, is_parameter, is_written):
 '''
 
 
-def task_of(call: Call, module: torch.nn.Module, target: str, precision: str, *, prepared: bool) -> task_pb2.Task:
+def task_of(
+    call: Call, module: torch.nn.Module, target: str, precision: str, *, prepared: bool, gradients: bool = False
+) -> task_pb2.Task:
     """The task that any orchestrator can be asked to optimise. `target`, `precision`: as the command's options.
 
+    `gradients`: of a training step, with those of all parameters and example arguments that require them.
+
     Raises:
-        BadInput: a tensor is of a kind that no file can make.
+        BadInput: a tensor is of a kind that no file can make, or nothing requires a gradient.
     """
     kind = re.sub(r"\W", "_", type(module).__name__, flags=re.ASCII) or "Module"
     text = _text(kind, call, module)
     name = f"{kind}_{hashlib.sha256(text.encode()).hexdigest()[:8]}"
     tensors = [leaf for leaf in call.leaves if isinstance(leaf, torch.Tensor)]
+    if gradients:
+        wanted = _differentiable(call, module)
+        if not wanted:
+            raise BadInput(f"{kind}: neither a parameter nor an example argument requires a gradient")
+        made = intake.written(text, name=name, target=target, precision=precision, prepared=prepared, gradients=wanted)
+        return intake.inspect(made)
     specs = {source.name: source.spec for source in call.graph.sources}
     specs |= {result.name: result.spec for node in call.graph.nodes for result in node.results}
     return intake.described(
@@ -95,6 +105,18 @@ def task_of(call: Call, module: torch.nn.Module, target: str, precision: str, *,
         (specs[name] for name in call.graph.outputs),
         ("" for _ in tensors),
     )
+
+
+def _differentiable(call: Call, module: torch.nn.Module) -> list[str]:
+    """Names, as the file has them, of what the call reads and requires a gradient."""
+    names, tensors = _names(call.graph), [leaf for leaf in call.leaves if isinstance(leaf, torch.Tensor)]
+    found = []
+    for source in call.graph.sources:
+        if source.origin == graph_pb2.ORIGIN_INPUT and tensors[source.input_index].requires_grad:
+            found.append(names[source.name])
+        if source.origin == graph_pb2.ORIGIN_PARAMETER and member(module, source.qualified_name).requires_grad:
+            found.append(source.qualified_name)
+    return found
 
 
 def _text(kind: str, call: Call, module: torch.nn.Module) -> str:

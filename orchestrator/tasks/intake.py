@@ -150,7 +150,9 @@ def inspect(task: task_pb2.Task, worker: Worker | None = None) -> task_pb2.Task:
     return described(known, seen.inputs, seen.outputs, literals)
 
 
-def written(text: str, *, name: str, target: str, precision: str, prepared: bool) -> task_pb2.Task:
+def written(
+    text: str, *, name: str, target: str, precision: str, prepared: bool, gradients: Sequence[str] | None = None
+) -> task_pb2.Task:
     """The task of a file that we have written, as `read` gives it; raises BadInput as that does."""
     content, path = text.encode(), "module.py"
     if len(content) > SOURCE_BYTES:
@@ -163,6 +165,7 @@ def written(text: str, *, name: str, target: str, precision: str, prepared: bool
         target=choice("target", target, TARGETS),
         precision=choice("precision", precision, PRECISIONS),
         prepared=prepared,
+        training_step=None if gradients is None else task_pb2.TrainingStep(wanted=gradients),
     )
 
 

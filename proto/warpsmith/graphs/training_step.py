@@ -128,8 +128,9 @@ def traced(module: torch.nn.Module, args: Sequence[Any]) -> torch.nn.Module:
     mode = _mode_of(leaves)
     fake = functools.partial(_fake, mode)
     held = {name: fake(tensor) for name, tensor in members.items()}
-    for name, tensor in held.items():
-        tensor.requires_grad_(members[name].requires_grad)
+    for name, member in members.items():
+        if isinstance(member, torch.nn.Parameter):  # a forward may ask for one by its class
+            held[name] = torch.nn.Parameter(held[name], member.requires_grad)
     with mode, sdpa_kernel(SDPBackend.MATH):
         calls = make_fx(run, tracing_mode="real")(held, [fake(leaves[place]) for place in places])
     calls.graph.eliminate_dead_code()
