@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from agent_synthesis.graphs.graph_index import GraphIndex
@@ -28,11 +29,17 @@ _ANYWHERE = torch.device("cpu")
 
 @functools.lru_cache(maxsize=1024)
 def taken_apart(index: GraphIndex, node: str) -> Replacement | None:
-    """The calls that a call is made of; None where PyTorch does not say, or says it in calls that are no data."""
+    """The calls that a call is made of; None where PyTorch does not say, or says it in calls that are no data.
+
+    Nor of composites, such as attention or a recurrent network, which are known as a whole or not at all: the calls
+    that they are made of round what they do not.
+    """
     call = index.nodes[node]
     if aten.is_outside(call.target) or call.random or call.mutates:
         return None
     overload = aten.resolve(call.target)
+    if torch._C._dispatch_has_kernel_for_dispatch_key(_dispatched(overload), "CompositeImplicitAutograd"):
+        return None
     made_of = decompositions().get(overload)
     if made_of is None:
         return None
@@ -46,6 +53,12 @@ def taken_apart(index: GraphIndex, node: str) -> Replacement | None:
     except (BadInput, _NoData, ArithmeticError, AssertionError, LookupError, RuntimeError, TypeError, ValueError):
         return None
     return calls.replacement(call, [returned] if isinstance(returned, torch.Tensor) else list(returned))
+
+
+def _dispatched(overload: OpOverload) -> str:
+    """The name by which the dispatcher knows it: of a default overload, without that word."""
+    schema = overload._schema
+    return f"{schema.name}.{schema.overload_name}" if schema.overload_name else schema.name
 
 
 class _NoData(Exception):

@@ -75,15 +75,20 @@ def bias_apart(plan: Plan, group: Group) -> Replacement | None:
 def _authored_in_parts(plan: Plan, made: Replacement) -> Plan:
     """The plan with a call taken apart, and its parts in as few kernels as they fuse to.
 
-    A part that is the same operation with less to do stays the library's.
+    A part that is the same operation with less to do may stay the library's.
     """
     whole = plan.index.nodes[made.removed[0]].target
     result = with_replacement(plan, made)
-    names = [node.name for node in made.added if node.target != whole]
+    names = [node.name for node in made.added]
     for name in reversed(names):
         if all(group.name != name for group in result.groups):
             continue
-        result = authored(result, name)
+        try:
+            result = authored(result, name)
+        except IllegalMove:
+            if result.index.nodes[name].target != whole:
+                raise
+            continue
         for producer in reversed(names):
             if producer in result.producers(result.group(name)):
                 with contextlib.suppress(IllegalMove):
