@@ -203,6 +203,8 @@ _KEPT = f"""
 """
 """Slow by a millisecond or more, unless the workspace still holds the last answer. A turn of the loop takes from one
 cycle, on processors that forward stores at once, to six."""
+_SLOW_NS = 500_000
+"""Between what it takes with the answer, tenths of that on a busy machine, and without."""
 
 
 @pytest.mark.parametrize("is_on", [True, False], ids=["on", "off"])
@@ -221,7 +223,7 @@ def test_a_kernel_that_keeps_its_answer_needs_workspaces_emptied_before_timed_ca
     loaded = timed.loaded.load_program(program, artifact)
     timing = timed.measure(loaded, artifact, timing_pb2.TIER_SCREENING).timing
     candidate = next(arm for arm in timing.arms if arm.kind == timing_pb2.ARM_KIND_CANDIDATE)
-    assert (min(candidate.samples_ns) > 100_000) is is_on, candidate  # load only ever adds
+    assert (min(candidate.samples_ns) > _SLOW_NS) is is_on, candidate  # load only ever adds
 
 
 _STACKED = f"""
