@@ -14,6 +14,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from agent_synthesis.graphs.capture_worker import capture_task
 from agent_synthesis.graphs.graph_index import GraphIndex, byte_count
 from agent_synthesis.plans import cost, moves, saving
 from agent_synthesis.plans.plan import Plan, plan_zero
@@ -29,14 +30,7 @@ def step_of(path: Path) -> Plan:
     """Plan zero of a file's training step, with all of its gradients, on a GPU."""
     request = intake.Request(str(path), target="cuda", gradients=())
     task = intake.inspect(intake.read(request))
-    return plan_zero(GraphIndex(capture_of(task)), task_pb2.TARGET_CUDA)
-
-
-def capture_of(task: task_pb2.Task) -> graph_pb2.Graph:
-    """The graph of a task, whose sources are run in this process."""
-    from agent_synthesis.graphs.capture_worker import capture_task
-
-    return capture_task(task)
+    return plan_zero(GraphIndex(capture_task(task)), task_pb2.TARGET_CUDA)
 
 
 def authored(plan: Plan) -> Plan:

@@ -58,6 +58,13 @@ def test_no_kernel_gives_what_the_forward_gives_and_needs_a_gradient() -> None:
     assert all(not (plan.index.of_backward & {*g.nodes} and plan.index.of_forward & {*g.nodes}) for g in plan.groups)
 
 
+def test_a_step_is_not_launched_at_once() -> None:
+    plan = moves.apply(Tried.of(KERNELS["gate"], task_pb2.TARGET_CUDA).plan, WHOLE)
+    at_once = analysis_pb2.Move(kind=analysis_pb2.MOVE_KIND_LAUNCH, group="*", choice="cuda_graph")
+    with pytest.raises(IllegalMove, match="is wanted before its backward begins"):
+        moves.apply(plan, at_once)
+
+
 def test_what_changes_a_buffer_is_of_the_forward() -> None:
     index = Tried.of(KERNELS["batch norm"]).plan.index
     written = {name for name, node in index.nodes.items() if node.mutates}
@@ -179,6 +186,13 @@ def test_patterns_choose_inputs_and_parameters() -> None:
     every = training_step.described(task_pb2.TrainingStep(), Norms(), args)
     assert list(every.inputs) == [0, 1]
     assert len(every.parameters) == 4
+
+
+def test_a_scatter_into_a_part_is_refused_with_its_reason() -> None:
+    plan = Tried.of(CALLS["gathered from a part"]).plan
+    last = plan.groups[-1].name
+    with pytest.raises(IllegalMove, match="a scatter into a part of a tensor is not lowered"):
+        moves.apply(plan, analysis_pb2.Move(kind=AUTHOR, group=last))
 
 
 def test_a_call_that_pytorch_does_not_take_apart_stays_whole() -> None:

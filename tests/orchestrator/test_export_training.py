@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -58,7 +58,22 @@ class Model(nn.Module):
 def get_inputs():
     return [torch.randn(3, 8).double(), torch.randn(3, 8).double()]
 """
-Step = Callable[[nn.Module], list[torch.Tensor]]
+TIED = """
+import torch
+from torch import nn
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.second.weight = self.first.weight
+
+    def forward(self, x):
+        return self.second(self.first(x).tanh())
+
+def get_inputs():
+    return [torch.randn(4, 8)]
+"""
 
 
 def run_of(folder: Path, text: str, grad: str = "all") -> run_pb2.Run:
@@ -241,6 +256,19 @@ def test_gradients_are_right_to_the_last_bits_of_doubles(tmp_path: Path) -> None
     assert torch.autograd.gradcheck(ours, given)
 
 
+@pytest.mark.usefixtures("folder")
+def test_a_weight_of_two_names_has_the_gradient_of_both(tmp_path: Path) -> None:
+    run = run_of(tmp_path, TIED)
+    original, ours = imported(tmp_path / "block.py").Model(), exported(tmp_path, run).ModelNew()
+    ours.load_state_dict(original.state_dict())
+    x = torch.randn(4, 8)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # the original would answer with one
+        for module in (original, ours):
+            module(x).square().sum().backward()
+    check([each.grad for each in ours.parameters()], [each.grad for each in original.parameters()])
+
+
 @pytest.mark.parametrize("flavour", ["package", "hub", "kernelbench", "cu"])
 def test_a_flavour_that_cannot_train_is_refused(run: run_pb2.Run, flavour: str) -> None:
     with pytest.raises(BadInput, match="block is a training step, which --flavour module writes"):
@@ -251,13 +279,11 @@ def test_a_program_that_mixes_the_halves_is_refused(run: run_pb2.Run) -> None:
     mixed = run_pb2.Run()
     mixed.CopyFrom(run)
     program = mixed.best.candidate.program
-    last = program.steps[-1]
     launch = next(step for step in program.steps if program.outputs[0] in step.launch.writes)
     gradient = next(b.name for b in program.buffers if b.source.input_index == 2)
     launch.launch.arguments.add(buffer=gradient)
     with pytest.raises(BadInput, match="gives what the forward gives and needs a gradient"):
         export_training.halves(mixed)
-    assert last is not None
 
 
 def test_a_task_names_what_its_step_gives(run: run_pb2.Run) -> None:

@@ -94,7 +94,7 @@ def capture(module: torch.nn.Module, args: Sequence[Any], device_type: str = "cp
             )
         graph = _recorded(exported, device_type)
         if step is not None:
-            _divide(graph, step)
+            _divide(graph, step, module)
     graph.digest = digest.of_graph(graph)
     return graph
 
@@ -118,8 +118,15 @@ def _recorded(exported: torch.export.ExportedProgram, device_type: str) -> graph
                 _vmap_decrement_nesting()
 
 
-def _divide(graph: graph_pb2.Graph, step: training_step.Step) -> None:
-    """Says of a training step's graph what is given to the forward and what it gives."""
+def _divide(graph: graph_pb2.Graph, step: training_step.Step, module: torch.nn.Module) -> None:
+    """Says of a training step's graph what is given to the forward and what it gives.
+
+    A parameter that has several names is called by its first, as its gradient is.
+    """
+    first = {id(parameter): name for name, parameter in module.named_parameters()}
+    names = {name: first[id(each)] for name, each in module.named_parameters(remove_duplicate=False)}
+    for source in graph.sources:
+        source.qualified_name = names.get(source.qualified_name, source.qualified_name)
     count = len(step.inputs) + len(step.parameters)
     graph.forward_outputs = len(graph.outputs) - count
     inputs = [source for source in graph.sources if source.origin == graph_pb2.ORIGIN_INPUT]
