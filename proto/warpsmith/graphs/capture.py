@@ -27,8 +27,8 @@ from warpsmith.graphs import (
     checks,
     dtypes,
     output_trees,
-    recurrent,
     refusals,
+    result_specs,
     schemas,
     training_step,
     value_shapes,
@@ -81,7 +81,7 @@ def capture(module: torch.nn.Module, args: Sequence[Any], device_type: str = "cp
         warnings.simplefilter("ignore")  # torch.export's advice on attributes is not for our users
         members = _member_names(module)
         try:
-            with autocast.traced_for(device_type), recurrent.shapes_alone():
+            with autocast.traced_for(device_type), result_specs.known(device_type):
                 step = training_step.step_of(module)
                 traced = training_step.traced(module, args) if step is not None else module
                 exported = torch.export.export(traced, tuple(args), strict=False)
@@ -92,7 +92,8 @@ def capture(module: torch.nn.Module, args: Sequence[Any], device_type: str = "cp
                 f"forward registers {min(made)} in its first call, which torch.export does not follow: register it in "
                 "the constructor, or keep it as a plain attribute"
             )
-        graph = _recorded(exported, device_type)
+        with result_specs.known(device_type):
+            graph = _recorded(exported, device_type)
         if step is not None:
             _divide(graph, step, module)
     graph.digest = digest.of_graph(graph)
@@ -328,7 +329,7 @@ class _Recorder:
             named = node.kwargs.add(name=keyword)
             named.value.CopyFrom(aten.encode(value, self._name_of))
         node.mutates.extend(self._names[id(leaf)] for leaf in _tensors(schemas.written(overload, args, kwargs)))
-        call: Callable[..., Any] = recurrent.SHAPES.get(overload, overload)
+        call: Callable[..., Any] = result_specs.SHAPES.get(overload, overload)
         returned = call(*args, **kwargs)
         flat = aten.flatten_results(returned)
         given = {_storage(t): self._names[id(t)] for t in reversed(_tensors((args, kwargs)))}
