@@ -46,6 +46,8 @@ class Base:
     floors: Sequence[float]
     output_count: int = 1
     """The first so many of them are outputs."""
+    spares: Callable[[set[int]], bool] = bool
+    """Whether a program has less to do that leaves out those at these positions."""
 
     def is_moved(self, outputs: Outputs) -> bool:
         """Whether any of them is another result."""
@@ -118,7 +120,7 @@ def find(
 
 def _has_constant(base: Base, fresh: Outputs, draw: Draw, run: Run, is_over: Callable[[], bool]) -> bool:
     """Whether every result is the same, or one of several is for whatever the task draws, and another for other values:
-    a sigmoid of what is always large. Left out, it is right in every timed call.
+    a sigmoid of what is always large. Left out, it is right in every timed call, and that may spare work.
 
     What is written does not count where PyTorch's own is coarse: in a network of convolutions in TF32 its running means
     are as far from the truth as those of two draws are from each other.
@@ -136,7 +138,8 @@ def _has_constant(base: Base, fresh: Outputs, draw: Draw, run: Run, is_over: Cal
         return True
     still = {each for each in still if each < base.output_count or not base.is_coarse(each)}
     others = (run(draw(family, 0)) for family in _TRIED[1:])
-    return bool(still) and any(still - base.still(outputs) for outputs in others if outputs is not None)
+    moved = (still - base.still(outputs) for outputs in others if outputs is not None)
+    return bool(still) and any(map(base.spares, moved))
 
 
 def _are_other(drawn: Sequence[torch.Tensor], leaves: Sequence[torch.Tensor]) -> bool:

@@ -7,6 +7,7 @@ It compares no candidate.
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 from collections import OrderedDict
 from collections.abc import Collection, Mapping, Sequence
@@ -14,7 +15,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from gpu_bench.judging import comparison, dependence
+from gpu_bench.judging import comparison, dependence, spared
 from gpu_bench.judging.loaded import Args, LoadedTask
 from gpu_bench.timing import headline
 from gpu_bench.truth import conditioning, plausible
@@ -94,7 +95,8 @@ class Answers:
     def _try_sources(self, args: Args) -> None:
         answer = self.of(verdict_pb2.VALUE_FAMILY_TASK, 0)
         written, may_read_less = list(self.reference.written), self.reference.may_read_less
-        base = dependence.Base(answer.eager, answer.truth, answer.floors, len(answer.eager) - len(written))
+        spares = functools.partial(spared.by_leaving_out, self.reference.graph)
+        base = dependence.Base(answer.eager, answer.truth, answer.floors, len(answer.eager) - len(written), spares)
         self.cases.try_sources(args, written, base, may_read_less=may_read_less)
 
     def of(self, family: verdict_pb2.ValueFamily.ValueType, seed: int, *, once: bool = False) -> Answer:
