@@ -29,6 +29,7 @@ from agent_synthesis.emit.cuda.products.streamed_product import CudaStreamedProd
 from agent_synthesis.emit.cuda.products.tensor_core_product import CudaProduct
 from agent_synthesis.emit.cuda.recurrent import CudaRecurrent
 from agent_synthesis.emit.cuda.rows.row_reduction import CudaRowReduction
+from agent_synthesis.emit.cuda.rows.rows_and_columns import CudaRowsAndColumns
 from agent_synthesis.emit.cuda.scans.scan import CudaScan
 from agent_synthesis.emit.cuda.schedule import CudaSchedule
 from agent_synthesis.emit.cuda.transposes.transpose import CudaTranspose
@@ -71,7 +72,7 @@ def _cuda(card: Hardware) -> tuple[Offered, ...]:
     return (
         Offered(CudaPieces(card, schedules_of_pieces(card))), *_pointwise(card), Offered(CudaScan(card)),
         Offered(CudaWindow(card)), Offered(CudaConvolution(card)), Offered(CudaConvolutionProduct(card)),
-        *_reductions(card),
+        *_reductions(card), Offered(CudaRowsAndColumns(card)),
         Offered(CudaStreamedProduct(card)), Offered(CudaConvertedProduct(card)), Offered(CudaProduct(card)),
         Offered(CudaSmallProduct(card)), Offered(CudaReducedProduct(card)), Offered(CudaNormalizedProduct(card)),
         Offered(CudaAttention(card)), Offered(CudaRecurrent(card)),
@@ -87,6 +88,8 @@ PIECES = "cuda_pieces"
 """The schedule of what others would take too, and make of it element by element."""
 RECURRENT = frozenset({"cuda_recurrent"})
 """Schedules of recurrent networks, which have no loops for others to read."""
+SUMS_OVER_ROWS = frozenset({"cuda_rows_and_columns"})
+"""Schedules of nests that sum over their rows besides, which others would store as if they did not."""
 
 
 @functools.cache
@@ -119,11 +122,14 @@ def _chosen() -> tuple[Callable[[Hardware], Schedule[Settings]], ...]:
 
 def asked_about(nest: Nest, target: task_pb2.Target.ValueType, hardware: Hardware = H200) -> list[Offered]:
     """The schedules of a target that are asked about a nest: those of recurrent networks, of what multiplies matrices,
-    or of what does neither; one of a plugin is asked about both of the last two."""
+    of what sums over its rows, or of what does none of this; one of a plugin is asked about products and the last."""
     offered = schedules(target, hardware)
     if isinstance(nest, Recurrence):
         return [each for each in offered if each.name in RECURRENT]
-    others = PRODUCTS if multiplies_matrices(nest) else {each.name for each in offered} - PRODUCTS - RECURRENT
+    if nest.summed:
+        return [each for each in offered if each.name in SUMS_OVER_ROWS]
+    named = PRODUCTS | RECURRENT | SUMS_OVER_ROWS
+    others = PRODUCTS if multiplies_matrices(nest) else {each.name for each in offered} - named
     return [each for each in offered if each.name in others or not type(each.made).__module__.startswith(__package__)]
 
 

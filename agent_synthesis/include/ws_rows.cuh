@@ -17,6 +17,8 @@
 //                            element e of a vector, number j of its row: what a stage of folds, a shifted sum or moments takes
 //   finish(stored, vector, j, e), store_row()
 //                            the stores: of an element, and those that are made once a row
+//   Sums, add(sums, vector, j, e), each_sum(sums, j, f)
+//                            sums over rows of one vector of columns, what an element adds, f(vector, address of the first)
 #pragma once
 #include "ws_stream.cuh"
 
@@ -60,6 +62,9 @@ template <class Row, int kNumber> using StateOf = typename StageOf<Row, kNumber>
 // What a row does not have.
 struct RowBase {
   struct Stored {};
+  static constexpr bool kHasSums = false;  // over rows, of each of their elements
+  static constexpr LoadSet kSumLoads = 0;
+  struct Sums {};
   static constexpr bool kQuickStores = false;  // quotients by a value of the row are tried in few instructions first
   static constexpr bool kElementsFirst = false;  // before the row's own stores, which read what they overwrite
   static constexpr bool kStoresElements = true;

@@ -22,13 +22,34 @@ template <class Shape, class Boxes> struct ExchangeInTurns {
 
 WS_INLINE constexpr int prefetched_places(RowTiling tiling) { return 2 * tiling.threads / 32 * tiling.ctas; }
 
-// `Row::kAhead`: loads that come through shared memory.
+// Adds a row's elements to the sums over rows.
+template <class Shape, LoadSet kHave, class Row, int kCount>
+WS_INLINE void add_up(const Row& row, typename Row::Vector (&vectors)[kCount], typename Row::Sums (&sums)[kCount], int base, int end) {
+  const FromMemory<Shape> memory;
+  each_vector<Shape, kCount, true>(base, end, [&](int v, int begin, bool whole) {
+    memory.template fill<(Row::kSumLoads & ~kHave)>(row, vectors[v], v, begin, whole);
+    each_element<Shape>(begin, whole, [&](int j, int e) { row.add(sums[v], vectors[v], j, e); });
+  });
+}
+
+// Leaves the sums over a team's rows beside those of the other teams.
+template <int kColumns> struct WriteSums {
+  int team;
+
+  template <class T, int N> WS_INLINE void operator()(const Pack<T, N>& vector, T* first) const {
+    store(first + int64(team) * kColumns, vector);
+  }
+};
+
+// `Row::kAhead`: loads that come through shared memory. With sums over rows, registers hold what rows share.
 template <RowTiling kTiling, class Row, class Boxes> WS_INLINE void prefetched_rows(Row row, Boxes& boxes) {
   using Shape = RowShape<kTiling>;
   using Index = typename Row::Index;
   constexpr int kCtas = Shape::kCtas, kTeams = kTiling.teams, kThreads = Shape::kThreads, kVectors = Shape::kVectors;
   constexpr LoadSet kAhead = Row::kAhead;
-  constexpr LoadSet kHeld = (Row::Stages::kLoads | (kTiling.preload ? Row::kStoreLoads : 0)) & ~Row::kScalars;
+  constexpr LoadSet kStays = Row::kHasSums ? Row::kCommon : 0;
+  constexpr LoadSet kStored = Row::kStoreLoads | Row::kSumLoads;
+  constexpr LoadSet kHeld = (Row::Stages::kLoads | (kTiling.preload ? kStored : 0)) & ~Row::kScalars;
   using Shared = SharedRows<Shape, Row, kAhead, kVectors * kThreads>;
 
   extern __shared__ uint4 ahead[];
@@ -52,25 +73,32 @@ template <RowTiling kTiling, class Row, class Boxes> WS_INLINE void prefetched_r
   fetch(team);
   if constexpr (kCtas > 1) cluster_wait();
   row.once();
+  typename Row::Vector held[kVectors];
+  typename Row::Sums sums[kVectors] = {};
+  fill<Shape, kStays, true>(row, held, FromMemory<Shape>(), Shape::first(rank), Shape::end(rank));
   int turn = 0;
   for (Index number = team; number < kTiling.rows; number += kTeams, ++turn) {
     row.at(number);
     row.each_value(ReadValue());
     const int shift = row.shift(), first = Shape::first(rank, shift), end = Shape::end(rank, shift);
-    typename Row::Vector held[kVectors];
     wait_copies<0>();
     const FromShared<Shape, kAhead, Shared> source{shared, 0};
 #pragma unroll
     for (int v = 0; v < kVectors; ++v) source.template fill<kAhead>(row, held[v], v, 0, true);
     fetch(number + kTeams);
-    fill<Shape, (kHeld & ~kAhead), true>(row, held, FromMemory<Shape>(), first, end);
+    fill<Shape, (kHeld & ~kAhead & ~kStays), true>(row, held, FromMemory<Shape>(), first, end);
     row.start();
-    reduce_row<Shape, (kHeld | kAhead)>(row, held, first, end, ExchangeInTurns<Shape, Boxes>{boxes, rank, turn});
+    reduce_row<Shape, (kHeld | kAhead | kStays)>(row, held, first, end, ExchangeInTurns<Shape, Boxes>{boxes, rank, turn});
     store_both(row, rank == 0 && threadIdx.x == 0, [&] {
       if constexpr (Row::kStoresElements)
-        store_elements<Shape, (kHeld | kAhead), true>(row, held, FromMemory<Shape>(), first, end);
+        store_elements<Shape, (kHeld | kAhead | kStays), true>(row, held, FromMemory<Shape>(), first, end);
     });
+    if constexpr (Row::kHasSums) add_up<Shape, (kHeld | kAhead | kStays)>(row, held, sums, first, end);
   }
+  if constexpr (Row::kHasSums)
+    each_vector<Shape, kVectors, true>(Shape::first(rank), Shape::end(rank), [&](int v, int begin, bool) {
+      row.each_sum(sums[v], begin, WriteSums<Shape::kColumns>{team});
+    });
   if constexpr (kTiling.overlap) launch_dependents();
 }
 

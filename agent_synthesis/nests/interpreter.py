@@ -30,6 +30,8 @@ from agent_synthesis.nests.ir import (
     Reduced,
     Reduction,
     Scan,
+    Store,
+    Summed,
     Windowed,
 )
 from agent_synthesis.nests.product import Multiplied
@@ -81,13 +83,19 @@ class _Run:
                 else _fold(reduction.operation, value, reduced_dims)
             )
         # All values before any store: a nest may not see its own writes.
-        pending = [(store, self._value(store.value)) for store in self._nest.stores]
+        pending = [(store, self._stored(store)) for store in self._nest.stores]
         for store, value in pending:
             target = self._memory[store.buffer]
             where = self._index(store.index)
             shape = common_shape((where.shape, value.shape))
             flat = where.expand(shape).reshape(-1)
             target[flat] = value.to(target.dtype).expand(shape).reshape(-1)
+
+    def _stored(self, store: Store) -> torch.Tensor:
+        value = self._value(store.value)
+        if not isinstance(store, Summed):
+            return value
+        return _fold("sum", value.to(TORCH[store.type]).expand(self._shape), list(range(self._rank)))
 
     def _attended(self, reduction: Attended) -> torch.Tensor:
         """Values weighted by a softmax over the only reduced axis."""

@@ -335,6 +335,16 @@ class Store:
 
 
 @dataclass(frozen=True)
+class Summed(Store):
+    """Adds up `value`, in `type`, over all parallel axes, and writes the sums at `index`, of reduced axes alone.
+
+    A norm's backward has them: each row's gradient needs sums along it, each weight's is a sum of columns.
+    """
+
+    type: Type = Type.F32
+
+
+@dataclass(frozen=True)
 class BufferRef:
     """A buffer that the nest touches: storage type, elements from the base address on, whether it is written."""
 
@@ -399,6 +409,11 @@ class Nest:
     def windows(self) -> tuple[Windowed, ...]:
         """The reductions over sliding windows."""
         return tuple(reduction for reduction in self.reductions if isinstance(reduction, Windowed))
+
+    @property
+    def summed(self) -> tuple[Summed, ...]:
+        """The stores of sums over the rows."""
+        return tuple(store for store in self.stores if isinstance(store, Summed))
 
     def is_element_store(self, store: Store) -> bool:
         """Whether the store is made at every element rather than once a row."""

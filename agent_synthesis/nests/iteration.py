@@ -9,15 +9,16 @@ here.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
+import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from agent_synthesis.nests.attention import Attended, Attending
 from agent_synthesis.nests.ir import (
     Axis,
-    AxisValue,
     BufferRef,
     Call,
     Expression,
@@ -29,12 +30,11 @@ from agent_synthesis.nests.ir import (
     Reduction,
     Scan,
     Store,
-    Type,
+    Summed,
     Windowed,
-    with_value,
 )
-from agent_synthesis.nests.iteration_space import splits_of
-from agent_synthesis.nests.product import Multiplied
+from agent_synthesis.nests.iteration_space import indices, merged, ordered, splits_of
+from agent_synthesis.nests.product import multiplied
 from agent_synthesis.nests.symbolic import (
     Fold,
     Indices,
@@ -49,6 +49,7 @@ from agent_synthesis.nests.symbolic import (
     flatten,
     folds_of_elements,
     refs_of,
+    sum_at,
     unflatten,
 )
 from agent_synthesis.nests.verifier import verify
@@ -58,8 +59,6 @@ MAX_EXPRESSION_SIZE = 3000
 registers."""
 
 _ROUNDS = 8
-_DEPTH = "depth"
-"""The axis that a product's own sum runs along while its strides are found."""
 
 
 @dataclass(frozen=True)
@@ -77,18 +76,46 @@ def build(name: str, outputs: Sequence[Output], tracer: Tracer, buffers: Sequenc
     Raises:
         Refused: the outputs do not share one (parallel, reduced) split, or the formulas grow too large.
     """
+    sums = _sums(outputs, tracer.extents)
+    if sums:
+        with contextlib.suppress(Refused):
+            return _built(name, [each for each in outputs if each not in sums], sums, tracer, buffers, comment)
+    return _built(name, outputs, [], tracer, buffers, comment)
+
+
+def _sums(outputs: Sequence[Output], extents: dict[str, int]) -> list[Output]:
+    """Outputs that may be sums over the rows of larger ones: the gradient of a norm's input needs sums along each row,
+    that of its weight sums of columns, and both read the same two tensors."""
+    found, most = [], max(output.symbol.element_count for output in outputs)
+    for output in outputs:
+        shape = output.symbol.shape
+        extents.update((f"sum{dim}", extent) for dim, extent in enumerate(shape))
+        index = tuple(Index.axis(f"sum{dim}") if extent > 1 else Index() for dim, extent in enumerate(shape))
+        if output.symbol.element_count < most and sum_at(output.symbol, index) is not None:
+            found.append(output)
+    return found
+
+
+def _built(
+    name: str,
+    rows: Sequence[Output],
+    sums: Sequence[Output],
+    tracer: Tracer,
+    buffers: Sequence[BufferRef],
+    comment: str,
+) -> Nest:
     splits: dict[str, set[int]] = {}
     for _ in range(_ROUNDS):
         attempt = _Attempt(tracer, splits)
         try:
-            nest = attempt.nest(name, outputs, buffers, comment)
+            nest = attempt.nest(name, rows, sums, buffers, comment)
         except Refused:
             if not attempt.split(splits_of(attempt.misread, tracer.extents)):
                 raise
             continue
-        if not attempt.split(splits_of(_indices(nest), nest.extents)):
+        if not attempt.split(splits_of(indices(nest), nest.extents)):
             break
-    return verify(_merged(_ordered(nest)))
+    return verify(merged(ordered(nest)))
 
 
 class _Attempt:
@@ -114,13 +141,22 @@ class _Attempt:
         """Where the anchor's reductions are read."""
         tracer.forget_axes()
 
-    def nest(self, name: str, outputs: Sequence[Output], buffers: Sequence[BufferRef], comment: str) -> Nest:
+    def nest(
+        self,
+        name: str,
+        outputs: Sequence[Output],
+        sums: Sequence[Output],
+        buffers: Sequence[BufferRef],
+        comment: str,
+    ) -> Nest:
         anchor = self._anchor(outputs)
-        stores = []
+        stores: list[Store] = []
         for output in outputs:
             where = self._place(output, anchor)
             value = self._resolved(output.symbol.at(where))
             stores.append(Store(output.buffer, _strided(where, output.strides), value))
+        stores += [self._summed(output) for output in sums]
+        _check_shared(stores)
         self._check_size([store.value for store in stores])
         extents = self._tracer.extents
         return Nest(
@@ -234,6 +270,24 @@ class _Attempt:
         row = _row_major(self._parallel, extents)
         return unflatten(row, shape, extents)
 
+    def _summed(self, output: Output) -> Summed:
+        """The store of a sum over all rows, at each of their elements; it divides the axes where no reduction did."""
+        extents, shape = self._tracer.extents, output.symbol.shape
+        if not (self._rows or self._reduced):
+            ref = sum_at(output.symbol, self._axes_for("s", shape))
+            counts = list(itertools.accumulate((extents[axis] for axis in self._parallel), operator.mul))
+            if ref is not None and (rows := math.prod(ref.fold.extents)) in counts:
+                outer = counts.index(rows) + 1
+                self._parallel, self._reduced = self._parallel[:outer], self._parallel[outer:]
+        where = unflatten(_row_major(self._reduced, extents), shape, extents)
+        ref = sum_at(output.symbol, where)
+        rows, columns = (math.prod(extents[axis] for axis in axes) for axes in (self._parallel, self._reduced))
+        if ref is None or (math.prod(ref.fold.extents), output.symbol.element_count) != (rows, columns):
+            raise Refused("what it sums up are not the rows of its other outputs")
+        folded = unflatten(_row_major(self._parallel, extents), ref.fold.extents, extents)
+        value = self._resolved(ref.fold.body(ref.indices, folded))
+        return Summed(output.buffer, _strided(where, output.strides), value, ref.fold.type)
+
     def _folded(self, fold: Fold) -> Indices:
         extents = self._tracer.extents
         count = math.prod(extents[axis] for axis in self._reduced)
@@ -268,7 +322,7 @@ class _Attempt:
         key = (ref.fold, ref.indices)
         if key not in self._reductions:
             if is_element or ref.fold in self._inner:
-                made: Reduction = self._multiplied(ref)
+                made: Reduction = multiplied(ref, self._tracer.extents)
             else:
                 made = self._scan(ref) if isinstance(ref.fold, Running) else self._reduction(ref)
             self._check_size([made.value])
@@ -285,22 +339,6 @@ class _Attempt:
             f = ref.fold
             return Attended("", "attend", value, f.type, f.depth, f.query_stride, f.key_stride, f.scale)
         return Reduction("", ref.fold.operation, value, ref.fold.type)
-
-    def _multiplied(self, ref: Ref) -> Multiplied:
-        """What is reduced over other dimensions at every element that is reduced here: a product of two loads' rows."""
-        extents = {**self._tracer.extents, _DEPTH: math.prod(ref.fold.extents)}
-        self._tracer.extents[_DEPTH] = extents[_DEPTH]
-        body = ref.fold.body(ref.indices, unflatten(Index.axis(_DEPTH), ref.fold.extents, extents))
-        match body:
-            case Call("mul", (Load() as left, Load() as right), Type.F32) if type(ref.fold) is Fold:
-                strides = [load.index.coefficient(_DEPTH) for load in (left, right)]
-                first = [
-                    replace(load, index=load.index.substituted({_DEPTH: Index()}, extents)) for load in (left, right)
-                ]
-                if ref.fold.operation == "sum" and all(strides):
-                    value = Call("mul", tuple(first), Type.F32)
-                    return Multiplied("", "sum", value, Type.F32, extents[_DEPTH], strides[0] or 0, strides[1] or 0)
-        raise Refused("it reduces what was reduced over other dimensions")
 
     def _scan(self, ref: Ref) -> Scan:
         """The scan, where it is read at the element itself or, without that one, at the element before."""
@@ -340,6 +378,14 @@ def _size(expression: Expression, sizes: dict[int, int]) -> int:
     return found
 
 
+def _check_shared(stores: Sequence[Store]) -> None:
+    """Raises Refused where sums over rows read no element that is read for another store."""
+    sums = [store.value for store in stores if isinstance(store, Summed)]
+    others = set(_loads(store.value for store in stores if not isinstance(store, Summed)))
+    if sums and not all(others & set(_loads([value])) for value in sums):
+        raise Refused("what it sums up over rows is read nowhere else")
+
+
 def _kept(ref: Ref) -> Indices:
     """Where a fold is read, without the position in the row for one that has a value at every element."""
     return ref.indices[:-1] if isinstance(ref.fold, Running) else ref.indices
@@ -371,101 +417,6 @@ def _touched(
     read = (node.buffer for node in distinct(values) if isinstance(node, Load | Memory))
     used = {*read, *(store.buffer for store in stores)}
     return tuple(buffer for buffer in buffers if buffer.name in used)
-
-
-# ---- rewriting whole nests -----------------------------------------------------------------------------
-
-
-def _indices(nest: Nest) -> list[Index]:
-    values = [store.value for store in nest.stores] + [reduction.value for reduction in nest.reductions]
-    found = [store.index for store in nest.stores]
-    found += [node.index for node in distinct(values) if isinstance(node, Load | AxisValue)]
-    found += [position.index for window in nest.windows for position in window.positions]
-    return list(dict.fromkeys(found))
-
-
-def _ordered(nest: Nest) -> Nest:
-    """Parallel axes by falling stride of the first store, reduced axes by falling stride of the first big
-    load."""
-    parallel = sorted(nest.parallel, key=lambda axis: -abs(nest.stores[0].index.coefficient(axis.name) or 0))
-    reduced = list(nest.reduced)
-    values = [reduction.value for reduction in nest.reductions]
-    loads = [load.index for load in _loads(values) if load.index.axes() >= {axis.name for axis in reduced}]
-    if not nest.scans and loads and all(loads[0].coefficient(axis.name) is not None for axis in reduced):
-        reduced.sort(key=lambda axis: -abs(loads[0].coefficient(axis.name) or 0))
-    return replace(nest, parallel=tuple(parallel), reduced=tuple(reduced))
-
-
-def _merged(nest: Nest) -> Nest:
-    """Neighbouring axes become one wherever every index runs through them as through one; then all are
-    renamed."""
-    groups = []
-    indices = _indices(nest)
-    extents = dict(nest.extents)
-    for axes in (list(nest.parallel), list(nest.reduced)):
-        position = 0
-        while position + 1 < len(axes):
-            outer, inner = axes[position], axes[position + 1]
-            if all(_runs_through(index, outer.name, inner) for index in indices):
-                drop = {outer.name: Index()}
-                merged = Axis(inner.name, outer.extent * inner.extent)
-                axes[position : position + 2] = [merged]
-                extents[merged.name] = merged.extent
-                del extents[outer.name]
-                nest = _substituted(nest, drop, extents)
-                indices = _indices(nest)
-            else:
-                position += 1
-        groups.append(axes)
-    names = {}
-    for axes, letter in zip(groups, "ij", strict=True):
-        for position, axis in enumerate(axes):
-            names[axis.name] = letter if len(axes) == 1 else f"{letter}{position}"
-    renamed_extents = {names[axis.name]: axis.extent for axes in groups for axis in axes}
-    renamed = _substituted(nest, {old: Index.axis(new) for old, new in names.items()}, renamed_extents)
-    parallel, reduced = (tuple(Axis(names[a.name], a.extent) for a in axes) for axes in groups)
-    return replace(renamed, parallel=parallel, reduced=reduced)
-
-
-def _runs_through(index: Index, outer: str, inner: Axis) -> bool:
-    """Whether the index depends on the two axes only through `outer · extent(inner) + inner`, at every
-    level."""
-    steps = {outer: 0, inner.name: 0}
-    for atom, coefficient in index.terms:
-        if isinstance(atom, str):
-            if atom in steps:
-                steps[atom] = coefficient
-        elif not _runs_through(atom.value, outer, inner):
-            return False
-    return steps[outer] == steps[inner.name] * inner.extent
-
-
-def _substituted(nest: Nest, replacements: Mapping[str, Index], extents: Mapping[str, int]) -> Nest:
-    """The nest with axes replaced in every index; `extents` are those of the axes that remain."""
-    done: dict[int, Expression] = {}
-    alive: list[Expression] = []
-
-    def visit(node: Expression) -> Expression:
-        found = done.get(id(node))
-        if found is not None:
-            return found
-        match node:
-            case Load() | AxisValue():
-                result: Expression = replace(node, index=node.index.substituted(replacements, extents))
-            case Call():
-                result = replace(node, arguments=tuple(visit(argument) for argument in node.arguments))
-            case _:
-                result = node
-        done[id(node)] = result
-        alive.extend((node, result))
-        return result
-
-    def change(index: Index) -> Index:
-        return index.substituted(replacements, extents)
-
-    reductions = tuple(with_value(reduction, visit(reduction.value), change) for reduction in nest.reductions)
-    stores = tuple(replace(store, index=change(store.index), value=visit(store.value)) for store in nest.stores)
-    return replace(nest, reductions=reductions, stores=stores)
 
 
 def expression_count(nest: Nest) -> int:

@@ -27,6 +27,7 @@ from agent_synthesis.nests.ir import (
     remembered,
     with_value,
 )
+from agent_synthesis.nests.symbolic import distinct
 
 
 def roots(nest: Nest) -> list[Expression]:
@@ -129,7 +130,7 @@ def _lie_together(index: Index, outer: Axis, inner: Axis) -> bool:
 def canonical(nest: Nest) -> Nest:
     """Simplified, with one reduced axis at most; what is not contiguous along it has quotients and remainders."""
     simple = simplified(nest)
-    if not simple.reductions and (simple.parallel or simple.reduced):
+    if not (simple.reductions or simple.summed) and (simple.parallel or simple.reduced):
         return simple
     if len(simple.reduced) <= 1:
         return simple
@@ -294,3 +295,68 @@ def _digits(number: Index, extents: Mapping[str, int]) -> list[tuple[str, int]]:
         found.append((atom, weight))
         most += weight * (extents[atom] - 1)
     return found
+
+
+# ---- as it was lowered: axes in the order of memory, as few as there can be ---------------------------
+
+
+def ordered(nest: Nest) -> Nest:
+    """Parallel axes by falling stride of the first store, reduced axes by falling stride of the first big
+    load."""
+    parallel = sorted(nest.parallel, key=lambda axis: -abs(nest.stores[0].index.coefficient(axis.name) or 0))
+    reduced = list(nest.reduced)
+    values = distinct(reduction.value for reduction in nest.reductions)
+    across = {axis.name for axis in reduced}
+    loads = [part.index for part in values if isinstance(part, Load) and part.index.axes() >= across]
+    if not nest.scans and loads and all(loads[0].coefficient(axis.name) is not None for axis in reduced):
+        reduced.sort(key=lambda axis: -abs(loads[0].coefficient(axis.name) or 0))
+    return replace(nest, parallel=tuple(parallel), reduced=tuple(reduced))
+
+
+def merged(nest: Nest) -> Nest:
+    """Neighbouring axes become one wherever every index runs through them as through one; then all are
+    renamed."""
+    groups = []
+    found = indices(nest)
+    extents = dict(nest.extents)
+    for axes in (list(nest.parallel), list(nest.reduced)):
+        position = 0
+        while position + 1 < len(axes):
+            outer, inner = axes[position], axes[position + 1]
+            if all(_runs_through(index, outer.name, inner) for index in found):
+                drop = {outer.name: Index()}
+                both = Axis(inner.name, outer.extent * inner.extent)
+                axes[position : position + 2] = [both]
+                extents[both.name] = both.extent
+                del extents[outer.name]
+                nest = _substituted(nest, drop, extents)
+                found = indices(nest)
+            else:
+                position += 1
+        groups.append(axes)
+    names = {}
+    for axes, letter in zip(groups, "ij", strict=True):
+        for position, axis in enumerate(axes):
+            names[axis.name] = letter if len(axes) == 1 else f"{letter}{position}"
+    renamed_extents = {names[axis.name]: axis.extent for axes in groups for axis in axes}
+    renamed = _substituted(nest, {old: Index.axis(new) for old, new in names.items()}, renamed_extents)
+    parallel, reduced = (tuple(Axis(names[a.name], a.extent) for a in axes) for axes in groups)
+    return replace(renamed, parallel=parallel, reduced=reduced)
+
+
+def _runs_through(index: Index, outer: str, inner: Axis) -> bool:
+    """Whether the index depends on the two axes only through `outer · extent(inner) + inner`, at every
+    level."""
+    steps = {outer: 0, inner.name: 0}
+    for atom, coefficient in index.terms:
+        if isinstance(atom, str):
+            if atom in steps:
+                steps[atom] = coefficient
+        elif not _runs_through(atom.value, outer, inner):
+            return False
+    return steps[outer] == steps[inner.name] * inner.extent
+
+
+def _substituted(nest: Nest, replacements: Mapping[str, Index], extents: Mapping[str, int]) -> Nest:
+    """With axes replaced in every index; `extents` are those of the axes that remain."""
+    return reindexed(nest, lambda index: index.substituted(replacements, extents), nest.parallel, nest.reduced)

@@ -26,9 +26,12 @@ from agent_synthesis.nests.ir import (
     Type,
     Windowed,
 )
+from agent_synthesis.nests.symbolic import Fold, Ref, Refused, unflatten
 
 MOST_LAYER_AXES = 8
 """That a kernel takes the number of a layer apart into."""
+_DEPTH = "depth"
+"""The axis that a product's own sum runs along while its strides are found."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +85,24 @@ class Multiplied(Reduction):
     left_stride: int
     """From one d to the next, in elements; `right_stride` likewise."""
     right_stride: int
+
+
+def multiplied(ref: Ref, extents: dict[str, int]) -> Multiplied:
+    """What is reduced over other dimensions at every element that is reduced here: a product of two loads' rows.
+
+    Raises:
+        Refused: it is anything else.
+    """
+    extents[_DEPTH] = math.prod(ref.fold.extents)
+    body = ref.fold.body(ref.indices, unflatten(Index.axis(_DEPTH), ref.fold.extents, extents))
+    match body:
+        case Call("mul", (Load() as left, Load() as right), Type.F32) if type(ref.fold) is Fold:
+            strides = [load.index.coefficient(_DEPTH) for load in (left, right)]
+            first = [replace(load, index=load.index.substituted({_DEPTH: Index()}, extents)) for load in (left, right)]
+            if ref.fold.operation == "sum" and all(strides):
+                value = Call("mul", tuple(first), Type.F32)
+                return Multiplied("", "sum", value, Type.F32, extents[_DEPTH], strides[0] or 0, strides[1] or 0)
+    raise Refused("it reduces what was reduced over other dimensions")
 
 
 @dataclass(frozen=True)

@@ -148,6 +148,16 @@ def fold(operation: str, value: Symbol, dims: Sequence[int], accumulate: Type) -
     return Symbol(shape, accumulate, refer)
 
 
+def sum_at(symbol: Symbol, index: Indices) -> Ref | None:
+    """The sum that a symbol is at an index, rounded to its type and no other; None where it is anything else."""
+    value = symbol.at(index)
+    while isinstance(value, Call) and value.operation == "cast" and value.type in (symbol.type, symbol.type.compute):
+        value = value.arguments[0]
+    if not isinstance(value, Ref) or type(value.fold) is not Fold or value.fold.operation != "sum":
+        return None
+    return value if value.fold.type.is_float and axes_of(value.indices) == axes_of(index) else None
+
+
 def reshaped(value: Symbol, shape: Sequence[int], extents: Mapping[str, int]) -> Symbol:
     """The same elements in row-major order under another shape."""
     if tuple(shape) == value.shape:

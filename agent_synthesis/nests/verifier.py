@@ -22,6 +22,7 @@ from agent_synthesis.nests.ir import (
     Reduced,
     Reduction,
     Scan,
+    Summed,
     Type,
     Windowed,
     bounds_inside,
@@ -60,6 +61,9 @@ def verify(nest: Nest) -> Nest:
         target = nest.buffer(store.buffer)
         _require(target.written, nest, f"stores to {store.buffer}, which is not marked written")
         _verify_index(nest, store.index, target)
+        if isinstance(store, Summed):
+            across = {axis.name for axis in nest.reduced}
+            _require(store.index.axes() <= across, nest, f"{store.buffer} has sums of rows, one for each row")
         allowed = set(names) if nest.is_element_store(store) else {axis.name for axis in nest.parallel}
         of_rows = {name: type_ for name, type_ in known.items() if all(scan.name != name for scan in nest.scans)}
         _verify_expression(nest, store.value, known if nest.is_element_store(store) else of_rows, allowed)

@@ -52,9 +52,16 @@ def kept_loads(nest: Nest, width: int) -> list[Load]:
 
 
 def prefetched_loads(nest: Nest, width: int) -> list[Load]:
-    """Own loads that reductions need, in vectors, which may begin before the row."""
+    """Own loads that reductions need, in vectors, which may begin before the row.
+
+    With sums over rows, all that copies of 16 bytes can bring.
+    """
     axis = nest.reduced[0]
     place, first = memory_access.skew(nest, axis, width), reduced_loads(nest)
+    if nest.summed:
+        unwritten = [load for load in own_loads(nest) if not nest.buffer(load.buffer).written]
+        whole = [load for load in unwritten if width * nest.buffer(load.buffer).type.size_bytes % 16 == 0]
+        return [load for load in whole if _in_vectors(load, nest, width)]
 
     def comes_in_vectors(load: Load) -> bool:
         if place is not None:

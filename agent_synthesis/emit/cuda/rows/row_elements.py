@@ -18,7 +18,7 @@ from agent_synthesis.emit.spelling import accumulator
 from agent_synthesis.nests import memory_access, passes
 from agent_synthesis.nests.analysis import costly_parts
 from agent_synthesis.nests.analysis.stages import Stage, kept_parts, narrowed
-from agent_synthesis.nests.ir import Expression, Nest
+from agent_synthesis.nests.ir import Expression, Nest, Summed
 
 
 class RowElements:
@@ -34,7 +34,7 @@ class RowElements:
         """What no row changes."""
         self.row = Members(self.function, [axis.name for axis in nest.parallel], self.once)
         """What is known of a row."""
-        self.element_stores = [store for store in nest.stores if nest.is_element_store(store)]
+        self.element_stores = [s for s in nest.stores if nest.is_element_store(s) and not isinstance(s, Summed)]
         self._to_keep = kept_parts(nest, stages) if keeps else {}
         self._kept: list[tuple[Expression, str]] = []
         self._rescale: tuple[Stage, str] | None = None
@@ -179,6 +179,28 @@ class RowElements:
             lines = [f"  struct Stored {{ {' '.join(fields)} }};", *lines, "  template <class Visit>",
                      *function(head, visits)]  # fmt: skip
         return lines
+
+    def sums(self) -> list[str]:
+        """A thread's running sums over rows of a vector of columns: their type, what an element adds, where they go."""
+        text, summed = self.text, self._nest.summed
+        if not summed:
+            return []
+        inner, values = self._element(), [store.value for store in summed]
+        inner.expect(values)
+        fields, visits = [], []
+        for store in summed:
+            name, kind = self.function.buffers[store.buffer], self.dialect.compute(store.type)
+            inner.line(f"sums.{name}[{text.e}] += {inner.converted(store.value, store.type)};")
+            fields.append(f"ws::Pack<{kind}, {text.vector_width}> {name};")
+            visits.append(f"    visit(sums.{name}, {text.address(store.buffer, store, text.begin)});")
+        return [
+            "  static constexpr bool kHasSums = true;",
+            f"  static constexpr ws::LoadSet kSumLoads = {self.loads.below(*values)};",
+            f"  struct Sums {{ {' '.join(fields)} }};",
+            *function(f"void add(Sums& sums, Vector& vector, {text.offset} {text.j}, int {text.e}) const", inner.lines),
+            "  template <class Visit>",
+            *function(f"void each_sum(const Sums& sums, int {text.begin}, const Visit& visit) const", visits),
+        ]
 
     def row_stores(self) -> list[str]:
         """What is stored once a row.

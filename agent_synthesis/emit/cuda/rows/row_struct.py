@@ -29,7 +29,7 @@ _MEMBERS = (
     "Index", "Vector", "Stored", "Stages", "Load", "kLoadBytes", "each_load", "each_value", "each_store", "at", "once",
     "start", "learn", "element", "element_quick", "top", "term", "value", "square", "finish", "finish_quick",
     "store_row", "shift", "visit", "vector", "stored", "state", "own", "pivot", "mean", "ordinary", "row", "min", "max",
-    "slots", "arrivals", "mailboxes", "boxes", "box",
+    "slots", "arrivals", "mailboxes", "boxes", "box", "Sums", "sums", "add", "each_sum",
 )  # fmt: skip
 """What a struct has besides what the nest names, and parameters of its functions."""
 
@@ -121,6 +121,7 @@ class RowStruct:
             learned.append(row.taken())
             elements.learn(number)
         functions += elements.stores() if self.stores_elements else []
+        functions += elements.sums()
         functions += elements.row_stores()
         learned.append(row.taken())
         moments = [function("void once()", once.statements())] if once.statements() else []

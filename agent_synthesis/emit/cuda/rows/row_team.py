@@ -246,6 +246,7 @@ def require(nest: Nest, team: Team, stages: Sequence[Stage], min_blocks: int, *,
     # ptxas keeps what it read from the ring for the second visit.
     of_held = shared_words(nest, width) if team.reduce is Reduce.RING else width * len(team.copied(nest))
     registers += elements + team.held * of_held if stays else 0
+    registers += elements * sum(store.type.size_bytes // 4 for store in nest.summed)
     clustered = team.reduce in (Reduce.CLUSTER, Reduce.PREFETCHED)
     boxes = sum(stage.state_bytes() for stage in stages) * team.warps * (team.ctas if clustered else 1)
     shared = 2 * boxes + 16 + team.ring_bytes(nest) if stays or team.reduce is Reduce.PREFETCHED else boxes
@@ -277,7 +278,8 @@ def _require_copies(nest: Nest, copied: Sequence[Load], width: int) -> None:
     """Raises IllegalMove where vectors cannot be prefetched, or there are none."""
     if any(nest.buffer(load.buffer).written for load in copied):
         raise IllegalMove(f"{nest.name}: rows that are overwritten in place cannot be read ahead")
-    if not copied or any(width * nest.buffer(load.buffer).type.size_bytes % 16 for load in copied):
+    is_wanted = bool(copied or nest.summed)  # these go on where nothing comes ahead
+    if not is_wanted or any(width * nest.buffer(load.buffer).type.size_bytes % 16 for load in copied):
         raise IllegalMove(f"{nest.name}: nothing can be prefetched by copies of 16 bytes")
 
 

@@ -48,7 +48,7 @@ def _changes(schedule: CudaSchedule, simple: Nest, current: RowSettings) -> Iter
         yield from (_other_residents if reduce is Reduce.RESIDENT else _other_rings)(schedule, simple, current)
         yield from others
         return
-    yield from _other_sizes(current)
+    yield from other_sizes(current)
     if reduce in (Reduce.CLUSTER, Reduce.BLOCK, Reduce.PREFETCHED):
         registers = Reduce.BLOCK if current.ctas == 1 else Reduce.CLUSTER
         yield replace(current, reduce=registers if reduce is Reduce.PREFETCHED else Reduce.PREFETCHED)
@@ -70,7 +70,7 @@ def _changes(schedule: CudaSchedule, simple: Nest, current: RowSettings) -> Iter
     )
 
 
-def _other_sizes(current: RowSettings) -> Iterator[RowSettings]:
+def other_sizes(current: RowSettings) -> Iterator[RowSettings]:
     """Teams of more or fewer threads, lanes or blocks."""
     reduce, threads, ctas = current.reduce, current.threads, current.ctas
     for wanted in (threads * 2, threads // 2):
