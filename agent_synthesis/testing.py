@@ -26,6 +26,7 @@ from agent_synthesis.nests.ir import (
     Reduction,
     Scan,
     Store,
+    Summed,
     Type,
 )
 from agent_synthesis.nests.verifier import verify
@@ -152,6 +153,29 @@ def row_dot(rows: int, columns: int) -> Nest:
         (Store("y", at(i=1), Reduced("total", F32)),),
         (BufferRef("x", F32, rows * columns), BufferRef("s", F32, columns), BufferRef("y", F32, rows, True)),
     ))  # fmt: skip
+
+
+def norm_backward(rows: int, columns: int, storage: Type = F32, *, reduced: bool = True) -> Nest:
+    """What [rows, columns] of gradients come to through a norm, with sums over the rows for its weight and bias.
+
+    Without `reduced`, through the weight alone.
+    """
+    place, count = at(i=columns, j=1), rows * columns
+    x, gradient, weight = Load("x", place, F32), Load("g", place, F32), Load("w", at(j=1), F32)
+    own = call("mul", gradient, weight)
+    mean = call("div", Reduced("total", F32), number(float(columns)))
+    scaled = call("mul", gradient, call("mul", x, Load("scale", at(i=1), F32)))
+    stores = (
+        Store("y", place, call("sub", own, call("mul", x, mean)) if reduced else own),
+        Summed("of_weight", at(j=1), scaled), Summed("of_bias", at(j=1), gradient),
+    )  # fmt: skip
+    buffers = (
+        BufferRef("x", storage, count), BufferRef("g", storage, count), BufferRef("w", storage, columns),
+        BufferRef("scale", F32, rows), BufferRef("y", storage, count, True),
+        BufferRef("of_weight", storage, columns, True), BufferRef("of_bias", F32, columns, True),
+    )  # fmt: skip
+    reductions = (Reduction("total", "sum", call("mul", own, x), F32),) if reduced else ()
+    return verify(Nest("norm_backward", (Axis("i", rows),), (Axis("j", columns),), reductions, stores, buffers))
 
 
 def column_sum(rows: int, columns: int, storage: Type = F32) -> Nest:

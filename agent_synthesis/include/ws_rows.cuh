@@ -72,7 +72,7 @@ struct RowBase {
   static constexpr LoadSet kScalars = 0;     // loads that all elements of a vector share
   static constexpr LoadSet kCommon = 0;      // loads along the row that rows share
   // Sets that a strategy asks for, where they are empty.
-  static constexpr LoadSet kTogether = 0, kSharedByRows = 0, kAsked = 0;
+  static constexpr LoadSet kTogether = 0, kSharedByRows = 0, kAsked = 0, kAhead = 0;
   static constexpr bool kHasValues = false;  // that are loaded once a row, and come ahead of it
   WS_INLINE void once() {}
   WS_INLINE void start() {}

@@ -64,6 +64,7 @@ template <RowTiling kTiling, class Row, class Boxes> WS_INLINE void prefetched_r
       each_vector<Shape, kVectors, true>(Shape::first(rank, shift), Shape::end(rank, shift), [&](int v, int begin, bool whole) {
         other.template each_load<kAhead>(begin, CopyVector<Shared, Shape, kOnce>{shared, v * kThreads, begin, whole});
       });
+      other.each_value(CopyValue<kThreads, 1>{shared.values(), 0});
     }
     commit_copies();
   };
@@ -79,12 +80,12 @@ template <RowTiling kTiling, class Row, class Boxes> WS_INLINE void prefetched_r
   int turn = 0;
   for (Index number = team; number < kTiling.rows; number += kTeams, ++turn) {
     row.at(number);
-    row.each_value(ReadValue());
     const int shift = row.shift(), first = Shape::first(rank, shift), end = Shape::end(rank, shift);
     wait_copies<0>();
     const FromShared<Shape, kAhead, Shared> source{shared, 0};
 #pragma unroll
     for (int v = 0; v < kVectors; ++v) source.template fill<kAhead>(row, held[v], v, 0, true);
+    row.each_value(TakeValue<kThreads, 1>{shared.values(), 0});
     fetch(number + kTeams);
     fill<Shape, (kHeld & ~kAhead & ~kStays), true>(row, held, FromMemory<Shape>(), first, end);
     row.start();

@@ -259,6 +259,33 @@ def _nll_loss(
     return [Symbol(tuple(out[0].shape), value.type, loss), None]
 
 
+@handles("nll_loss_backward", "nll_loss2d_backward")
+def _nll_loss_backward(
+    tracer: Tracer, out: torch.Tensor, gradient: torch.Tensor, x: torch.Tensor, target: torch.Tensor, weight: Any,
+    reduction: int, ignored: int, total: torch.Tensor,
+) -> Symbol:  # fmt: skip
+    """Zero but at each sample's target, where a given gradient is infinite too."""
+    given, truth, classes = tracer.symbol(gradient), tracer.symbol(target), 1 if x.dim() > 1 else 0
+    type_ = type_of(out.dtype)
+
+    def of_sample(symbol: Symbol, sample: Indices) -> Expression:
+        return symbol.at(sample if len(symbol.shape) == len(sample) else (Index(),) * len(symbol.shape))
+
+    def at(position: Indices) -> Expression:
+        sample = (*position[:classes], *position[classes + 1 :])
+        wanted = cast(of_sample(truth, sample), Type.I64)
+        value = cast(of_sample(given, sample), type_.compute)
+        if reduction == 1:  # a mean
+            value = op("div", value, cast(of_sample(tracer.symbol(total), ()), type_.compute))
+        if weight is not None:
+            value = op("mul", value, cast(tracer.symbol(weight).at((position[classes],)), type_.compute))
+        is_here = op("eq", AxisValue(position[classes]), wanted)
+        is_counted = op("ne", wanted, literal(ignored, Type.I64))
+        return op("where", op("and", is_here, is_counted), op("neg", value), literal(0, type_.compute))
+
+    return Symbol(tuple(out.shape), type_, at)
+
+
 @handles("upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d", "upsample_bicubic2d")
 def _upsample(_: Tracer, *__: Any, **___: Any) -> Symbol:
     """PyTorch's own decomposition differs from its kernel where values are infinite."""

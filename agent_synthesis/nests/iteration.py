@@ -16,6 +16,7 @@ import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from agent_synthesis.nests.analysis.known_sums import without_known_sums
 from agent_synthesis.nests.attention import Attended, Attending
 from agent_synthesis.nests.ir import (
     Axis,
@@ -31,6 +32,7 @@ from agent_synthesis.nests.ir import (
     Scan,
     Store,
     Summed,
+    Type,
     Windowed,
 )
 from agent_synthesis.nests.iteration_space import indices, merged, ordered, splits_of
@@ -115,7 +117,7 @@ def _built(
             continue
         if not attempt.split(splits_of(indices(nest), nest.extents)):
             break
-    return verify(merged(ordered(nest)))
+    return verify(merged(ordered(without_known_sums(nest))))
 
 
 class _Attempt:
@@ -153,7 +155,7 @@ class _Attempt:
         stores: list[Store] = []
         for output in outputs:
             where = self._place(output, anchor)
-            value = self._resolved(output.symbol.at(where))
+            value = _unrounded(self._resolved(output.symbol.at(where)), output.symbol.type)
             stores.append(Store(output.buffer, _strided(where, output.strides), value))
         stores += [self._summed(output) for output in sums]
         _check_shared(stores)
@@ -376,6 +378,14 @@ def _size(expression: Expression, sizes: dict[int, int]) -> int:
     if found is None:
         found = sizes[id(expression)] = 1 + sum(_size(argument, sizes) for argument in expression.arguments)
     return found
+
+
+def _unrounded(value: Expression, type_: Type) -> Expression:
+    """The value before it is rounded to a narrow type and widened again, where the store rounds it so too."""
+    match value:
+        case Call("cast", (Call("cast", (inner,), narrow),), wide) if narrow is type_ and wide is inner.type:
+            return inner
+    return value
 
 
 def _check_shared(stores: Sequence[Store]) -> None:

@@ -108,15 +108,20 @@ def meta(module: nn.Module, dtype: torch.dtype = B16) -> nn.Module:
 
 
 PIECES: dict[str, tuple[Case, float]] = {
-    "RMSNorm": ((lambda: Function(rms_norm, (512,), dtype=B16), lambda: [x16(1024, 512)]), 7.1),
+    "RMSNorm": ((lambda: Function(rms_norm, (512,), dtype=B16), lambda: [x16(8192, 512)]), 5.1),
     "residual and RMSNorm": (
         (
             lambda: Function(lambda a, b, w: (rms_norm(a + b, w), a + b), (512,), dtype=B16),
-            lambda: [x16(1024, 512), x16(1024, 512)],
+            lambda: [x16(8192, 512), x16(8192, 512)],
         ),
-        12.1,
+        10.1,
     ),
-    "layer norm": ((lambda: nn.LayerNorm(512).to(B16), lambda: [x16(1024, 512)]), 7.1),
+    "layer norm": ((lambda: nn.LayerNorm(512).to(B16), lambda: [x16(8192, 512)]), 5.1),
+    "scale of channels": ((lambda: Function(lambda a, w: a * w, (512,), dtype=B16), lambda: [x16(8192, 512)]), 5.1),
+    "bias and activation": (
+        (lambda: Function(lambda a, w: F.gelu(a + w), (512,), dtype=B16), lambda: [x16(8, 1024, 512)]),
+        5.1,
+    ),
     "SiLU and gate": ((of(lambda a, b: F.silu(a) * b), lambda: [x16(1024, 512), x16(1024, 512)]), 8.1),
     "rotary embedding": (
         (lambda: Rotary(128, 64).to(B16), lambda: [x16(2, 8, 128, 64)]),

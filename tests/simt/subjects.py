@@ -16,6 +16,7 @@ from agent_synthesis.emit.cuda.columns.column_reduction import CudaColumnReducti
 from agent_synthesis.emit.cuda.pieces import CudaPieces
 from agent_synthesis.emit.cuda.pointwise import CudaPointwise
 from agent_synthesis.emit.cuda.rows.row_reduction import CudaRowReduction
+from agent_synthesis.emit.cuda.rows.rows_and_columns import CudaRowsAndColumns
 from agent_synthesis.emit.cuda.scans.scan import CudaScan
 from agent_synthesis.emit.cuda.transposes.transpose import CudaTranspose
 from agent_synthesis.emit.cuda.windows.convolution import CudaConvolution
@@ -51,6 +52,7 @@ from agent_synthesis.testing import (
     gelu,
     group_norm,
     layer_norm,
+    norm_backward,
     row_dot,
     running_sum,
     softmax,
@@ -307,6 +309,20 @@ _COLUMN_TEAMS: Mapping[str, Changes] = {
     "tall": {"threads": 256, "lanes": 8, "ctas": 2, "unroll": 2, "min_blocks": 1},
 }
 
+_SUMMED: Mapping[str, Make] = {
+    "norm": lambda _: norm_backward(20, 64),  # more rows than blocks
+    "norm_bfloat16": lambda _: norm_backward(9, 256, Type.BF16),
+    "ragged": lambda _: norm_backward(11, 37),
+    "elements": lambda _: norm_backward(20, 64, reduced=False),
+    "few_rows": lambda rows: norm_backward(rows, 256),
+}
+_SUMMING_TEAMS: Mapping[str, Changes] = {
+    "block": {"threads": 32, "lanes": 32, "vectors": 8, "ctas": 1, "min_blocks": 1},
+    "blocks": {"threads": 64, "lanes": 64, "vectors": 4, "ctas": 1, "min_blocks": 2, "preload": "yes",
+               "stores": "streaming", "dependent_launch": "no"},
+    "cluster": {"threads": 32, "lanes": 32, "vectors": 16, "ctas": 2, "min_blocks": 1},
+}  # fmt: skip
+
 _POINTWISE: Mapping[str, Make] = {
     "vectors": lambda _: gelu(1024),
     "ragged": lambda _: gelu(1003),
@@ -395,6 +411,7 @@ _FAMILIES: Mapping[str, tuple[Schedule, Mapping[str, Make], Mapping[str, Changes
     "turn": (CudaTranspose(H200), _TURNS, _TILES),
     "row": (CudaRowReduction(H200), _ROWS, _STRATEGIES),
     "column": (CudaColumnReduction(H200), _COLUMNS, _COLUMN_TEAMS),
+    "summed": (CudaRowsAndColumns(replace(H200, sm_count=8)), _SUMMED, _SUMMING_TEAMS),
     "scan": (CudaScan(H200), _SCANS, _SCAN_TEAMS),
     "window": (CudaWindow(H200), _WINDOWS, _WINDOW_TEAMS),
     "convolution": (CudaConvolution(H200), _CONVOLUTIONS, _STRIPS),

@@ -15,6 +15,7 @@ from agent_synthesis.nests.ir import (
     Quotient,
     Reduced,
     Remainder,
+    Summed,
     Windowed,
 )
 from agent_synthesis.nests.product import Multiplied
@@ -37,7 +38,9 @@ def described(nest: Nest) -> list[str]:
         if isinstance(reduction, Multiplied):
             lines[-1] = f"  {reduction.name} = at every element, sum of {reduction.depth} {in_words(reduction.value)}"
     for store in nest.stores:
-        lines.append(f"  {store.buffer}[{index_in_words(store.index)}] = {in_words(store.value)}")
+        value = in_words(store.value)
+        value = f"sum over rows({value})" if isinstance(store, Summed) else value
+        lines.append(f"  {store.buffer}[{index_in_words(store.index)}] = {value}")
     return lines
 
 

@@ -130,13 +130,14 @@ class Team:
     def ring_bytes(self, nest: Nest) -> int:
         """Where blocks stay on their SM: shared memory of a block's ring, of what it keeps, or of its next row."""
         vectors = sum(nest.buffer(load.buffer).type.size_bytes for load in self.copied(nest))
-        if self.reduce in (Reduce.PREFETCHED, Reduce.RING):
-            return (self.depth if self.reduce is Reduce.RING else 1) * self.places * self.vector_width * vectors
-        resident = self.reduce is Reduce.RESIDENT
-        values = early_values(nest) if resident else row_values(nest)
+        if self.reduce is Reduce.RING:
+            return self.depth * self.places * self.vector_width * vectors
+        ahead = self.reduce in (Reduce.RESIDENT, Reduce.PREFETCHED)  # of one row
+        values = early_values(nest) if ahead else row_values(nest)
         singles = sum(nest.buffer(load.buffer).type.size_bytes for load in values)
-        rows = 1 if resident else self.depth
-        return self.depth * self.places * self.vector_width * vectors + rows * self.threads * singles
+        rows = 1 if ahead else self.depth
+        depth = 1 if self.reduce is Reduce.PREFETCHED else self.depth
+        return depth * self.places * self.vector_width * vectors + rows * self.threads * singles
 
     def copied(self, nest: Nest) -> Sequence[Load]:
         """For pipelined, resident, ring and prefetched: loads whose vectors lie in shared memory."""

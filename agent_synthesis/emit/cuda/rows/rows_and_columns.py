@@ -7,6 +7,7 @@ of all blocks in order: one read of the rows makes both, without atomics.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
@@ -28,6 +29,8 @@ from agent_synthesis.schedule import Emission, Footprint
 from warpsmith.errors import IllegalMove
 from warpsmith.v1 import candidate_pb2
 
+_LANES, _ROWS_IN_FLIGHT = 32, 4
+"""Of the second kernel: most threads of a block side by side, and rows that each has in flight."""
 _SMALLEST_EXTENT = 16
 """Columns that the second kernel takes at least."""
 _MOST_ELEMENTS = (16, 8, 32, 4, 64)
@@ -79,8 +82,7 @@ class CudaRowsAndColumns(CudaSchedule):
         simple = iteration_space.canonical(nest)
         self._require(simple, settings)
         rows, sums, spaces = _divided(simple, self._teams(simple, settings))
-        columns = CudaColumnReduction(self.hardware)
-        second = columns.emit(sums, columns.defaults(sums))
+        second = self._columns(sums)
         stages, header = stages_of(self.hardware, rows, settings), function_text.header(nest, self.name, settings)
         problem = RowProblem(self.hardware, passes.with_reciprocal(rows), rows, settings, stages, header)
         first = prefetched_rows.emit(problem)
@@ -90,6 +92,21 @@ class CudaRowsAndColumns(CudaSchedule):
             (*first.launches, *second.launches),
             (*first.workspaces, *spaces, *second.workspaces),
         )
+
+    def _columns(self, sums: Nest) -> Emission:
+        """The kernel of the sums, which lie in the second-level cache: each SM has some columns, and all their rows."""
+        columns = CudaColumnReduction(self.hardware)
+        least = columns.defaults(sums)
+        depth = min(1024 // _LANES, geometry.power_of_two_at_least(-(-sums.column_count // _ROWS_IN_FLIGHT)))
+        for width, lanes in ((4, 32), (2, 32), (1, 32), (1, 16), (1, 8)):
+            settings = replace(
+                least, vector_width=width, lanes=lanes, threads=max(_LANES, lanes * depth), ctas=1, min_blocks=1,
+                unroll=_ROWS_IN_FLIGHT,
+            )  # fmt: skip
+            if 2 * sums.row_count >= self.hardware.sm_count * width * lanes:
+                with contextlib.suppress(IllegalMove):
+                    return columns.emit(sums, settings)
+        return columns.emit(sums, least)
 
     def _legal(self, simple: Nest) -> Iterator[RowSettings]:
         """Settings that can run it, preferred first."""

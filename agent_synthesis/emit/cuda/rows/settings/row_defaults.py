@@ -20,7 +20,7 @@ from agent_synthesis.emit.cuda.schedule import CudaSchedule
 from agent_synthesis.nests import memory_access, passes
 from agent_synthesis.nests.analysis import costly_parts
 from agent_synthesis.nests.analysis.row_loads import has_common_loads
-from agent_synthesis.nests.analysis.stages import can_merge
+from agent_synthesis.nests.analysis.stages import can_merge, plan
 from agent_synthesis.nests.ir import Nest
 from agent_synthesis.settings import Exp, Loads, Stores
 
@@ -130,6 +130,11 @@ def _of_a_block(schedule: CudaSchedule, simple: Nest) -> list[RowSettings]:
     choose, columns, found = partial(made, schedule, simple, Reduce.BLOCK), simple.column_count, []
     if passes.is_visited_once(simple):
         found.append(choose(threads=512 if columns >= 4096 else 256, vectors=4))
+    # Of a maximum and a sum of exponentials, whose results are all, no row is read again, so no cluster has to hold it
+    # (cross-entropy's step of 8192x128256 in bf16: 1990 us instead of 2490).
+    is_one_pass = not passes.element_stores(simple) and len(plan(simple, merge=True)) == 1
+    if is_one_pass and columns > _LONG_BLOCK_ROW and simple.row_count >= 2 * schedule.hardware.sm_count:
+        found.append(choose(threads=512, vectors=8, loads=Loads.CACHED))
     if columns <= _LONG_BLOCK_ROW:
         threads = 512 if columns > 4096 else (256 if columns > 2048 else 128)
         found.append(choose(threads=threads, min_blocks=1024 // threads, loads=Loads.CACHED))

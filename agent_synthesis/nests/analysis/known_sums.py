@@ -1,0 +1,129 @@
+"""Sums that need no loop: of what is the same for all elements, and of what is another value at one place.
+
+The one idea: the derivative of a loss is not zero at a row's target alone, and a softmax's backward sums it up. Such an
+element has two values, here and elsewhere; with both known, so is the sum, with infinities and NaN as of the loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from agent_synthesis.nests.interner import Interner
+from agent_synthesis.nests.ir import (
+    AxisValue,
+    Call,
+    Expression,
+    Index,
+    Literal,
+    Nest,
+    Reduced,
+    Reduction,
+    Type,
+    with_value,
+)
+from agent_synthesis.nests.symbolic import cast, literal, op
+
+
+def without_known_sums(nest: Nest) -> Nest:
+    """The nest without the sums that are known; without any reduction that is left, all of its axes are parallel."""
+    known: dict[str, Expression] = {}
+    left: list[Reduction] = []
+
+    def value_of(expression: Expression) -> Expression | None:
+        return known.get(expression.reduction) if isinstance(expression, Reduced) else None
+
+    for reduction in nest.reductions:
+        value = _replaced(reduction.value, value_of) if known else reduction.value
+        found = _total(value, nest) if type(reduction) is Reduction and reduction.operation == "sum" else None
+        if found is not None and reduction.type.is_float:
+            known[reduction.name] = found
+        else:
+            left.append(with_value(reduction, value, lambda index: index))
+    if not known:
+        return nest
+    stores = tuple(replace(store, value=_replaced(store.value, value_of)) for store in nest.stores)
+    made = replace(nest, reductions=tuple(left), stores=stores)
+    read = {part.buffer for part in Interner().parts(_roots(made)).values() if hasattr(part, "buffer")}
+    made = replace(made, buffers=tuple(b for b in made.buffers if b.written or b.name in read))
+    is_parallel = not left and not made.summed
+    return replace(made, parallel=made.parallel + made.reduced, reduced=()) if is_parallel else made
+
+
+def _roots(nest: Nest) -> list[Expression]:
+    return [reduction.value for reduction in nest.reductions] + [store.value for store in nest.stores]
+
+
+def _total(value: Expression, nest: Nest) -> Expression | None:
+    """The sum of a value over the reduced axes; None where it takes a loop."""
+    axes, count, interner = {axis.name: axis.extent for axis in nest.reduced}, nest.column_count, Interner()
+
+    def varies(expression: Expression) -> bool:
+        return not interner.needs(expression).isdisjoint(axes)
+
+    if not varies(value):
+        return op("mul", literal(count, value.type), value)
+    places: dict[int, tuple[Expression, str, Expression]] = {}
+    for number, part in interner.parts([value]).items():
+        if isinstance(part, Call) and part.operation == "eq" and varies(part):
+            here, there = part.arguments if varies(part.arguments[0]) else part.arguments[::-1]
+            name = next((name for name in axes if here == AxisValue(Index.axis(name))), None)
+            if name is None or varies(there):
+                return None
+            places[number] = part, name, there
+    if len(places) != 1:
+        return None
+    ((number, (_, name, place)),) = places.items()
+
+    def where_it_is(truth: bool) -> Callable[[Expression], Expression | None]:
+        return lambda part: Literal(truth, Type.BOOL) if interner.number(part) == number else None
+
+    here, elsewhere = (_replaced(value, where_it_is(truth)) for truth in (True, False))
+    if varies(here) or varies(elsewhere):
+        return None
+    times = count // axes[name]
+
+    def scaled(by: int, of: Expression) -> Expression:
+        return of if by == 1 else op("mul", literal(by, of.type), of)
+
+    if isinstance(elsewhere, Literal) and elsewhere.value == 0:
+        inside, outside = scaled(times, here), elsewhere
+    else:
+        inside = op("add", scaled(times, here), scaled(count - times, elsewhere))
+        outside = scaled(count, elsewhere)
+    at = cast(place, Type.I64)
+    is_inside = op("and", op("ge", at, literal(0, Type.I64)), op("lt", at, literal(axes[name], Type.I64)))
+    return op("where", is_inside, inside, outside)
+
+
+def _replaced(root: Expression, found: Callable[[Expression], Expression | None]) -> Expression:
+    """With parts put in place of others, and choices made that are known then."""
+    done: dict[int, tuple[Expression, Expression]] = {}
+
+    def visit(expression: Expression) -> Expression:
+        if id(expression) not in done:
+            fresh = found(expression)
+            if fresh is None and isinstance(expression, Call):
+                fresh = _folded(replace(expression, arguments=tuple(map(visit, expression.arguments))))
+            done[id(expression)] = expression, expression if fresh is None else fresh
+        return done[id(expression)][1]
+
+    return visit(root)
+
+
+def _folded(call: Call) -> Expression:
+    """A choice whose test is known, or a test of which a part is."""
+    match call:
+        case Call("where", (Literal(truth), one, other)):
+            return one if truth else other
+        case Call("not", (Literal(truth, Type.BOOL),)):
+            return Literal(not truth, Type.BOOL)
+        case Call("and" | "or" as name, arguments):
+            for number, argument in enumerate(arguments):
+                if isinstance(argument, Literal) and argument.type is Type.BOOL:
+                    return arguments[1 - number] if bool(argument.value) is (name == "and") else argument
+        case Call("cast", (Literal() as value,), type_):
+            return cast(value, type_)
+        case Call("neg", (Literal(0.0, type_),)):
+            return literal(0, type_)
+    return call
