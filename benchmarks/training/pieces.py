@@ -1,10 +1,12 @@
 """Prints what whole plans of training steps move on a GPU, and what they keep between forward and backward.
 
     python -m benchmarks.training.pieces [FILE ...]
+    python -m benchmarks.training.pieces --table RESULTS.jsonl
 
 Needs no GPU: plans are made, and nothing is run. FILES define Model and get_inputs; by default those of
 `benchmarks/training/modules`, which `warpsmith bench benchmarks/training/modules --grad all` times. The floor is what
-is read and written at the least: the forward's inputs once by each half, gradients, outputs.
+is read and written at the least: the forward's inputs once by each half, gradients, outputs. The second prints what
+such a bench has measured.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from agent_synthesis.graphs.capture_worker import capture_task
 from agent_synthesis.graphs.graph_index import GraphIndex, byte_count
 from agent_synthesis.plans import cost, moves, saving
 from agent_synthesis.plans.plan import Plan, plan_zero
+from benchmarks.kernelbench import level1, networks
 from orchestrator.tasks import intake
 from warpsmith.errors import IllegalMove
 from warpsmith.v1 import analysis_pb2, graph_pb2, task_pb2
@@ -64,11 +67,32 @@ def row(path: Path) -> str:
     return f"| {path.stem} | {len(plan.groups)} | {kernels} | {cells} |"
 
 
+def measured(results: Path) -> str:
+    """What a bench has measured, medians in µs, as Markdown: the mean and what is slower first."""
+    rows = networks.read(results)
+    timed = level1.timed_of(rows)
+    slow = [f"{row['name']} {level1.speedup(row):.2f}x" for row in timed if level1.speedup(row) < 1]
+    head = ["step", "kind", "verdict", "eager", "compiled", "ours", "against fastest", "fastest", "floor"]
+    head += ["KernelBench's check", "trials", "s", "labels"]
+    mean = level1.geomean(map(level1.speedup, timed))
+    lines = [
+        f"- geometric mean of {len(timed)} against the fastest: {mean:.2f}x",
+        f"- slower: {', '.join(slow) or 'none'}",
+    ]
+    lines += ["", f"| {' | '.join(head)} |", "|" + " --- |" * len(head)]
+    return "\n".join([*lines, *(level1.line_of(row, "training step") for row in rows)])
+
+
 def main(arguments: Sequence[str]) -> int:
     """Prints the table; 1 where a step has no whole plan."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("files", nargs="*", type=Path, help="modules; by default those beside this file")
-    files = parser.parse_args(arguments).files or sorted(MODULES.glob("*.py"))
+    parser.add_argument("--table", type=Path, metavar="RESULTS", help="only print what these results say")
+    options = parser.parse_args(arguments)
+    if options.table:
+        print(measured(options.table))
+        return 0
+    files = options.files or sorted(MODULES.glob("*.py"))
     failed = False
     print(f"{HEAD}\n|{'---|' * HEAD.count('|')}"[: -len("---|")])
     for path in files:

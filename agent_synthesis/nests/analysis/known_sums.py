@@ -86,10 +86,9 @@ def _total(value: Expression, nest: Nest) -> Expression | None:
     def scaled(by: int, of: Expression) -> Expression:
         return of if by == 1 else op("mul", literal(by, of.type), of)
 
-    if isinstance(elsewhere, Literal) and elsewhere.value == 0:
-        inside, outside = scaled(times, here), elsewhere
-    else:
-        inside = op("add", scaled(times, here), scaled(count - times, elsewhere))
+    inside, outside = scaled(times, here), elsewhere
+    if not (isinstance(elsewhere, Literal) and elsewhere.value == 0):
+        inside = op("add", inside, scaled(count - times, elsewhere))
         outside = scaled(count, elsewhere)
     at = cast(place, Type.I64)
     is_inside = op("and", op("ge", at, literal(0, Type.I64)), op("lt", at, literal(axes[name], Type.I64)))
