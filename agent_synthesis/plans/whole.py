@@ -10,6 +10,7 @@ import contextlib
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
+from agent_synthesis.graphs import in_place
 from agent_synthesis.nests.analysis.convolution import convolves
 from agent_synthesis.nests.ir import Nest
 from agent_synthesis.nests.product import multiplies_matrices
@@ -66,6 +67,8 @@ def authored(plan: Plan, choice: str) -> Plan:
         return group.engine != "written" and not is_kept and (choice == "" or not _multiplies(plan, group))
 
     result = saving.with_least_traffic(plan)
+    if written := in_place.out_of_place(result.index):
+        result = with_replacement(result, *written)
     apart = [made for group in result.groups if (made := fusion.bias_apart(result, group)) is not None]
     result = with_replacement(result, *apart) if apart else result
     for name in [group.name for group in reversed(result.groups)]:

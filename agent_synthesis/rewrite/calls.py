@@ -104,6 +104,14 @@ class Draft:
         self.nodes.append(graph_pb2.Node(name=name, target=target, args=encoded, kwargs=named, results=[made]))
         return Named(name)
 
+    def take(self, node: graph_pb2.Node) -> None:
+        """Adds a call of one result as it is, with the layout that it has. Raises what ATen raises on bad arguments."""
+        result = aten.call(node.target, node.args, node.kwargs, self.meta, torch.device("meta"))[0]
+        assert result is not None
+        self._made[node.results[0].name] = result
+        node.results[0].spec.CopyFrom(dtypes.spec_of(result))
+        self.nodes.append(node)
+
     def view(self, name: str, target: str, of: Named, *args: Any) -> Named:
         """Adds a call that only looks at `of` in another way."""
         result = self.call(name, target, of, *args)

@@ -251,6 +251,9 @@ class _Recorder:
             return copy
         if self._has_number((args, kwargs)):
             return self._with_numbers(node, target.overloadpacket, args, kwargs)
+        if each := schemas.of_each(target, args, kwargs):
+            with _Batches(self._record):
+                return [packet(*given, **named) for packet, given, named in each]
         if self._region is not None:
             args, kwargs = self._region.applied(target, args, kwargs, self._cast)
         return self._record(node.name, target, schemas.with_cudnn(target, args), kwargs)
@@ -387,7 +390,7 @@ class _Recorder:
 
 
 class _Batches(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Hands on each call that vmap makes of one, on tensors of whole batches."""
+    """Hands on each call that is made of one: under vmap, on tensors of whole batches; of a list, on each tensor."""
 
     def __init__(self, record: Callable[[str, OpOverload, Any, Any], Any]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

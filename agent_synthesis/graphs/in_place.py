@@ -1,0 +1,75 @@
+"""Calls that write a source in place, one after the other, as calls that make new tensors and one copy at the end.
+
+The one idea: an optimizer scales a moment, adds to it and reads it, in place each time, so that each step has to be a
+pass over memory. As plain calls they fuse, and what is written back is one more store of the same kernel. The value
+stays; it is no algebra.
+"""
+
+from __future__ import annotations
+
+from agent_synthesis.graphs.graph_index import GraphIndex
+from agent_synthesis.rewrite.calls import Draft, Replacement
+from warpsmith.errors import BadInput
+from warpsmith.graphs import aten
+from warpsmith.v1 import graph_pb2
+
+_COPY = "aten.copy_.default"
+
+
+def out_of_place(index: GraphIndex) -> list[Replacement]:
+    """For each source that is written more than once, or read by the name of what was written: its calls anew."""
+    writers: dict[str, list[graph_pb2.Node]] = {}
+    for node in index.nodes.values():
+        for tensor in node.mutates:
+            writers.setdefault(index.root[tensor], []).append(node)
+    found: list[Replacement] = []
+    for source, nodes in writers.items():
+        if source in index.sources and not (len(nodes) == 1 and index.writes_back(nodes[0].name)):
+            found += _of_source(index, source, nodes)
+    return found
+
+
+def _of_source(index: GraphIndex, source: str, nodes: list[graph_pb2.Node]) -> list[Replacement]:
+    """Nothing where another name shows its memory, the source is read after it was written, or a call has no other
+    form of the same type and layout."""
+    results = [node.results[0].name for node in nodes if len(node.results) == 1]
+    names = {name for name, root in index.root.items() if root == source}
+    is_chain = [list(node.mutates) for node in nodes] == [[name] for name in (source, *results[:-1])]
+    if not is_chain or names != {source, *results} or any(name in index.outputs for name in names):
+        return []
+    begin = index.position[nodes[0].name]
+    if any(index.position[user] > begin for user in index.users(source)):
+        return []
+    draft = Draft(index)
+    for node, result in zip(nodes, results, strict=True):
+        target = _pure(node.target)
+        if not target or node.random:
+            return []
+        made = graph_pb2.Node()
+        made.CopyFrom(node)
+        made.target = target
+        del made.mutates[:]
+        made.results[0].alias_of = ""
+        try:
+            draft.take(made)
+        except (BadInput, RuntimeError):
+            return []
+        if draft.nodes[-1].results[0].spec != index.spec(result):
+            return []
+    back = graph_pb2.Node(name=draft.free(f"{source}_written"), target=_COPY, mutates=[source])
+    back.args.add(tensor=source)
+    back.args.add(tensor=results[-1])
+    back.results.add(name=back.name, alias_of=source).spec.CopyFrom(index.spec(source))
+    *first, last = (Replacement((node.name,), (made,)) for node, made in zip(nodes, draft.nodes, strict=True))
+    return [*first, Replacement(last.removed, (*last.added, back))]
+
+
+def _pure(target: str) -> str:
+    """The operation that makes a new tensor; "" where there is none."""
+    namespace, name, overload = target.split(".")
+    made = f"{namespace}.{name.removesuffix('_')}.{overload}"
+    try:
+        aten.resolve(made)
+    except BadInput:
+        return ""
+    return made if name.endswith("_") and target != _COPY and aten.is_allowed(made) else ""
