@@ -95,8 +95,12 @@ class Inspection:
 
     def _make_again(self, before: Before, index: int, outputs: Sequence[torch.Tensor]) -> None:
         """Has eager make the calls of a reading from what stood before it, and holds against that what the program gave
-        on one buffer set and what it left in the end. As it is judged, too: later ones from eager's state."""
+        on one buffer set and what it left in the end. As it is judged, too: later ones from eager's state.
+
+        An output that is state shows what all calls left.
+        """
         given, left, place = [output.clone() for output in outputs], before.now(), before.sets.index(index)
+        shown = before.shown_by(outputs)
         before.put_back()
         judged: Sequence[torch.Tensor] | None = None
         try:
@@ -106,10 +110,14 @@ class Inspection:
                 made = self.loaded.output_leaves(self.baselines.eager().call(each))
                 self.loaded.keep_places()
                 if number == place:
-                    wanted = [output.clone() for output in made]
+                    wanted, eager = [output.clone() for output in made], made
+            for position in shown & before.shown_by(eager):
+                wanted[position] = eager[position].clone()
             self._hold_against_eager([*given, *left], [*wanted, *before.now()], before.keys, len(before.sets))
         finally:
             before.leave(left)
+        if judged is not None:
+            judged = [given[n] if n in shown else output for n, output in enumerate(judged)]
         self._hold_against_judged(given, judged, is_exact=not place)
 
     def _hold_against_eager(

@@ -58,6 +58,11 @@ class Before:
         """Copies of what those tensors hold now."""
         return [tensor.clone() for tensor, _ in self.held]
 
+    def shown_by(self, outputs: Sequence[torch.Tensor]) -> set[int]:
+        """Positions of outputs that lie in those tensors' memory."""
+        places = {tensor.untyped_storage().data_ptr() for tensor, _ in self.held if tensor.numel()}
+        return {n for n, output in enumerate(outputs) if output.untyped_storage().data_ptr() in places}
+
     def put_back(self) -> None:
         """Makes them hold what they held; the generators stand where they stood."""
         self.leave([copy for _, copy in self.held])

@@ -20,6 +20,7 @@ from gpu_bench.running import watchdog
 from gpu_bench.running.executor import ProgramFault
 from gpu_bench.session import Session
 from gpu_bench.timing import inspection, timed_task
+from gpu_bench.timing.replay import Before
 from gpu_bench.timing.timed_task import TimedTask, free_bytes
 from gpu_bench.values.keys import Key
 from warpsmith.contract import words
@@ -387,3 +388,32 @@ def test_buffer_sets_get_new_values_where_they_lie_unless_a_program_has_written_
     first.zero_()
     with pytest.raises(ProgramFault, match="an input or a parameter was changed"):
         timed.inputs.renew([0])
+
+
+@pytest.mark.parametrize("place", [0, 1, 2])
+@pytest.mark.parametrize("gives", ["its state", "a copy", "the state of another call"])
+def test_an_output_that_is_state_shows_what_all_calls_of_a_reading_left(monkeypatch, place, gives):
+    state, sets = torch.zeros(()), [4, 7, 5]
+
+    def call(index):
+        state.add_(index)
+        return [state, torch.ones(3) * state]
+
+    def program(index):
+        shown, made = call(index)
+        return [shown if gives == "its state" else shown.clone(), made]
+
+    loaded = SimpleNamespace(
+        output_leaves=list, keep_places=lambda: None, learned=judging_pb2.Learned(), device=torch.device("cpu")
+    )
+    baselines = SimpleNamespace(eager=lambda: SimpleNamespace(call=call))
+    subject = SimpleNamespace(program=SimpleNamespace(program=candidate_pb2.Program()))
+    made = inspection.Inspection(loaded, baselines, False, [], subject)
+    monkeypatch.setattr(made, "_as_judged", lambda index: [state + index, torch.ones(3) * (state + index)])
+    before = Before.of(sets, [{Key.state("n"): state}], [Key.state("n")])
+    outputs = [program(index) for index in sets]
+    if gives == "the state of another call":
+        outputs[place][0] = torch.tensor(99.0)
+    with pytest.raises(ProgramFault) if gives == "the state of another call" else nullcontext():
+        made._make_again(before, sets[place], outputs[place])
+    assert state == 16
