@@ -7,6 +7,8 @@ stays; it is no algebra.
 
 from __future__ import annotations
 
+import torch
+
 from agent_synthesis.graphs.graph_index import GraphIndex
 from agent_synthesis.rewrite.calls import Draft, Replacement
 from warpsmith.errors import BadInput
@@ -65,11 +67,14 @@ def _of_source(index: GraphIndex, source: str, nodes: list[graph_pb2.Node]) -> l
 
 
 def _pure(target: str) -> str:
-    """The operation that makes a new tensor; "" where there is none."""
+    """The operation that makes a new tensor, element by element; "" where there is none.
+
+    Others, such as a write into a part of a cache, would make all of it anew.
+    """
     namespace, name, overload = target.split(".")
     made = f"{namespace}.{name.removesuffix('_')}.{overload}"
     try:
-        aten.resolve(made)
+        tags = aten.resolve(made).tags
     except BadInput:
         return ""
-    return made if name.endswith("_") and target != _COPY and aten.is_allowed(made) else ""
+    return made if name.endswith("_") and target != _COPY and torch.Tag.pointwise in tags else ""

@@ -13,7 +13,7 @@ import networkx
 
 from agent_synthesis.graphs import decompositions
 from agent_synthesis.graphs.graph_index import GraphIndex, byte_count
-from agent_synthesis.lowering.groups import Refusal, lower
+from agent_synthesis.lowering.groups import lower
 from agent_synthesis.nests.analysis.convolution import convolves
 from agent_synthesis.nests.ir import Nest
 from agent_synthesis.nests.product import multiplies_matrices
@@ -89,7 +89,7 @@ def _with_parts(plan: Plan) -> Plan:
 def _with_kernels_for(plan: Plan) -> Plan:
     """The plan with calls that are no kernel taken apart into calls that are, such as the derivative of a norm."""
     for group in plan.groups:
-        if not isinstance(plan.nest(group), Refusal) or not (made := fusion.parts(plan, group)):
+        if fusion.is_taken(plan, group) or not (made := fusion.parts(plan, group)):
             continue
         apart = with_replacement(plan, made)
         names = [node.name for node in made.added if node.name in apart.partition.by_name]

@@ -139,7 +139,11 @@ def test_what_others_see_being_written_stays_in_place() -> None:
     def drawn(held: Lists, gradients: Sequence[torch.Tensor]) -> torch.Tensor:
         return held["p"][0].uniform_().mul_(gradients[0]).sum()
 
-    assert all(map(leaves_alone, (viewed, part, given_back, copied, drawn)))
+    def cached(held: Lists, gradients: Sequence[torch.Tensor]) -> torch.Tensor:
+        places = torch.zeros(1, dtype=torch.int64)
+        return held["p"][0].index_copy_(0, places, gradients[0][:1]).sum() + held["p"][0].mul_(2).sum()
+
+    assert all(map(leaves_alone, (viewed, part, given_back, copied, drawn, cached)))
     assert not leaves_alone(one_by_one)
 
 
