@@ -32,9 +32,11 @@ def by_leaving_out(graph: graph_pb2.Graph, positions: Collection[int]) -> bool:
     counts |= {result.name: math.prod(result.spec.shape) for node in graph.nodes for result in node.results}
     most = _SMALL * max(counts.values(), default=0)
     same = _same_elements(graph, counts)
-    there = {same.get(name, name) for node in needed if not _is_view(node) for name in (*_read(node), *_made(node))}
-    for node in graph.nodes:
-        if node in needed or _is_view(node):
+    calls = [node for node in graph.nodes if not _is_view(node)]
+    kept = (name for node in calls if node.name in needed for name in (*_read(node), *_made(node)))
+    there = {same.get(name, name) for name in kept}
+    for node in calls:
+        if node.name in needed:
             continue
         large = {same.get(name, name) for name in _read(node) if counts[name] > most}
         is_sum = aten.operation(node.target) in _SUMS and large <= there
@@ -53,12 +55,12 @@ def _same_elements(graph: graph_pb2.Graph, counts: Mapping[str, int]) -> dict[st
     return found
 
 
-def _needed(graph: graph_pb2.Graph, wanted: Iterable[str]) -> list[graph_pb2.Node]:
+def _needed(graph: graph_pb2.Graph, wanted: Iterable[str]) -> set[str]:
     """The calls that these tensors are made by."""
-    names, found = set(wanted), []
+    names, found = set(wanted), set[str]()
     for node in reversed(graph.nodes):
         if names.intersection(_made(node)):
-            found.append(node)
+            found.add(node.name)
             names.update(_read(node))
     return found
 
