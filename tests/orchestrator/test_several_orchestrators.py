@@ -13,6 +13,7 @@ import threading
 import time
 import urllib.request
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,7 +28,7 @@ from orchestrator.archive import Archive
 from orchestrator.commands import client
 from orchestrator.serving import dialing, fake_service
 from warpsmith import service
-from warpsmith.errors import LimitReached
+from warpsmith.errors import BadInput, LimitReached
 from warpsmith.service import Patience
 from warpsmith.settings import Settings
 from warpsmith.v1 import optimization_service_pb2 as messages
@@ -222,6 +223,31 @@ def test_a_run_is_stopped_by_another_orchestrator_at_once(pool: Pool) -> None:
     print(f"\na run is judged and has ended {took:.2f} s after another orchestrator was asked to stop it")
     assert heard[-1].run.state == run_pb2.RUN_STATE_CANCELLED
     assert took < 3.0, "who would look for it does so once a minute here"
+
+
+def test_who_asks_another_orchestrator_to_resume_a_run_under_way_watches_it_there(pool: Pool) -> None:
+    """And where it was left or stopped, that one goes on with it; of several that are asked at once, one does."""
+    first, second, third = pool.start(), pool.start(), pool.start()
+    run = client.create(first.client, testing.task(), BUDGET, fresh=True)
+    thread, heard = in_thread(second.client, run.id)
+    until(heard, 2)
+    told = client.resume(second.client, run.id)
+    assert (told.id, told.state) == (run.id, run_pb2.RUN_STATE_SEARCHING)
+    assert first.runs_here() == {run.id}
+    assert not second.runs_here()
+    client.cancel(first.client, run.id)
+    thread.join(60)
+    assert heard[-1].run.state == run_pb2.RUN_STATE_CANCELLED
+    with ThreadPoolExecutor(2) as both:
+        again = list(both.map(lambda each: client.resume(each.client, run.id), (second, third)))
+    assert {each.id for each in again} == {run.id}
+    assert not any(each.state == run_pb2.RUN_STATE_CANCELLED for each in again)
+    thread, more = in_thread(first.client, run.id)
+    thread.join(120)
+    pool.require_whole(run.id, more)
+    assert sum(event.run.state == run_pb2.RUN_STATE_QUEUED for event in more) == 2, "at its start, and taken up once"
+    with pytest.raises(BadInput, match="has ended: "):
+        client.resume(third.client, run.id)
 
 
 def test_limits_count_over_all(pool: Pool) -> None:

@@ -360,15 +360,18 @@ def test_a_task_that_no_client_could_have_sent_is_not_taken_up(archive: Archive)
     assert not world.calls
 
 
-def test_a_run_that_is_under_way_elsewhere_is_watched_and_not_resumed(archive: Archive) -> None:
+def test_a_run_that_is_under_way_elsewhere_stays_there_when_resumed_here_and_is_watched(
+    archive: Archive,
+) -> None:
     living = Owner(archive, stays=True)
     run = run_pb2.Run(id="r", task=testing.task(), state=run_pb2.RUN_STATE_SEARCHING)
     archive.put_run(run)
     story = Story(archive, run)
     story.run_changed(run)
     with hosted(archive, testing.World()) as host:
-        with pytest.raises(BadInput, match="under way at another orchestrator"):
-            host.resume("r")
+        assert host.resume("r").state == run_pb2.RUN_STATE_SEARCHING
+        assert ownership.owner_of(archive, "r") == living.name
+        assert host._stories == {}
         watch = testing.heard(host.watch("r", 0))
         assert next(watch).number == 1
         story.trial_ended(trial_pb2.Trial(number=1))
