@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import signal
 import time
@@ -98,6 +99,24 @@ def test_a_command_that_is_killed_leaves_a_run_that_only_resume_goes_on_with(her
     resumed.wait_for("taken up again after ")
     assert find(resumed.process.pid, "-m impatient_orchestrator")
     require_result(here, resumed)  # who resumes is told the whole story
+
+
+def test_a_bench_that_is_killed_goes_on_inside_its_module(here: Place) -> None:
+    (here.path / "modules").mkdir()
+    (here.path / "good.py").rename(here.path / "modules" / "good.py")
+    command = ("bench", "modules", "--target", "cpu", "--budget", "5m", "--trials", "60", "--results", "results.jsonl")
+    killed = here.start(*command)
+    killed.wait_for("good #3 ")
+    killed.end(signal.SIGKILL)
+    again = here.start(*command)
+    again.wait_for("taken up again after ")
+    require_result(here, again)
+    require_uncharged(here)
+    verdicts = [json.loads(line)["verdict"] for line in (here.path / "results.jsonl").read_text().splitlines()]
+    assert verdicts == ["UNDER_WAY", "PASS"]
+    done = here.start(*command)
+    assert done.process.wait(60) == 0
+    assert "#1 " not in done.said, "there is nothing left to do"
 
 
 def test_up_with_certificates_speaks_no_plain_text_and_takes_renewed_ones_in_the_midst_of_a_run(here: Place) -> None:
