@@ -14,7 +14,7 @@ from orchestrator import testing
 from orchestrator.archive import Archive
 from orchestrator.search.beam import Beam
 from orchestrator.search_run import SearchRun
-from orchestrator.serving import hosting, ownership
+from orchestrator.serving import hosting, ownership, taking_up
 from orchestrator.serving.device_gate import DeviceGate
 from orchestrator.serving.ownership import Owner
 from orchestrator.serving.story import Story
@@ -177,6 +177,27 @@ def test_who_has_lost_a_run_writes_no_more_of_it(archive: Archive) -> None:
         list(testing.heard(story.follow(0)))
     assert len(archive.trials("r")) == len(archive.events("r")) == len(story.trials) == 1
     for owner in (old, new):
+        owner.close()
+    other.close()
+
+
+def test_who_has_lost_a_run_and_taken_it_up_again_writes_nothing_of_before(archive: Archive) -> None:
+    """As where the archive was away from all: each takes the other for dead when it is back."""
+    first = Owner(archive, stays=True)
+    run = run_pb2.Run(id="r", task=testing.task(), state=run_pb2.RUN_STATE_SEARCHING)
+    archive.put_run(run)
+    before = Story(archive, run)
+    other = Archive(database_url_of(archive))
+    second = Owner(other, stays=True)
+    taking_up.taken_up(other, second, "r", first.name).run_changed(run)
+    again = taking_up.taken_up(archive, first, "r", second.name)
+    for say in (lambda: before.trial_ended(trial_pb2.Trial(number=1)), lambda: before.run_changed(run)):
+        with pytest.raises(RunLost):
+            say()
+    again.trial_ended(trial_pb2.Trial(number=1))
+    assert [event.number for event in archive.events("r")] == [1, 2]
+    assert before.is_left
+    for owner in (first, second):
         owner.close()
     other.close()
 
