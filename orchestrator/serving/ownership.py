@@ -137,7 +137,8 @@ class Owner:
         """
         count = sa.literal(0) if anew else RUNS.c.attempt_count
         changed = {"owner": self.name, "attempt_count": count + 1, "epoch": RUNS.c.epoch + 1}
-        changed |= {"stop_asked": sa.literal(0)} if anew else {}
+        if anew:  # its state too, at once: of two who are asked for it, the second must not take it from the first
+            changed |= {"stop_asked": sa.literal(0), "state": sa.literal(int(run_pb2.RUN_STATE_QUEUED))}
         with self._archive.writing() as connection:
             taken = sa.update(RUNS).where(RUNS.c.id == run_id, RUNS.c.owner == before).values(**changed)
             if not connection.execute(taken).rowcount:
@@ -225,6 +226,12 @@ def owner_of(archive: Archive, run_id: str) -> str:
     except ArchiveFault:
         return ""
     return str(rows[0].owner) if rows else ""
+
+
+def whose(archive: Archive, run_id: str) -> tuple[str, bool]:
+    """The name of a run's owner, and whether the run has not ended, both of one moment. Raises ArchiveFault."""
+    row = archive.rows(sa.select(RUNS.c.owner, RUNS.c.state).where(RUNS.c.id == run_id))[0]
+    return str(row.owner), row.state in _UNDER_WAY
 
 
 def is_alive(archive: Archive, name: str) -> bool:

@@ -70,8 +70,8 @@ def taken_up(archive: Archive, owner: Owner, run_id: str, before: str, *, anew: 
 
 def last_owner(archive: Archive, run: run_pb2.Run) -> str:
     """Who had a run that is under way nowhere. Raises RunLost where another orchestrator has it under way."""
-    before = ownership.owner_of(archive, run.id)
-    if run.state not in ENDED and ownership.is_alive(archive, before):
+    before, is_under_way = ownership.whose(archive, run.id)
+    if is_under_way and ownership.is_alive(archive, before):
         raise RunLost(f"run {run.id} is under way at another orchestrator")
     return before
 

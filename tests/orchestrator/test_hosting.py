@@ -203,10 +203,10 @@ def test_runs_come_in_pages_of_a_mebibyte_also_from_a_server_that_knows_none(arc
 def test_a_full_disk_ends_the_run_and_its_watchers_hear_why(archive: Archive, monkeypatch: pytest.MonkeyPatch) -> None:
     add_trial = archive.add_trial
 
-    def full(run_id: str, trial: object, event: object) -> None:
-        if trial.number >= 3:  # type: ignore[attr-defined]
+    def full(run_id: str, trial: trial_pb2.Trial, event: run_pb2.RunEvent, epoch: int) -> None:
+        if trial.number >= 3:
             raise ArchiveFault("cannot write: the disk is full; what was found so far stays readable")
-        add_trial(run_id, trial, event)  # type: ignore[arg-type]
+        add_trial(run_id, trial, event, epoch)
 
     monkeypatch.setattr(archive, "add_trial", full)
     with serving(archive, testing.World()) as orchestrator:

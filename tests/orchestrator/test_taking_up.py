@@ -202,6 +202,22 @@ def test_who_has_lost_a_run_and_taken_it_up_again_writes_nothing_of_before(archi
     other.close()
 
 
+def test_a_stopped_run_that_another_orchestrator_takes_up_at_this_moment_is_not_taken_from_it(
+    archive: Archive,
+) -> None:
+    """What the run's own record says is older than who has it."""
+    left(archive, None, state=run_pb2.RUN_STATE_CANCELLED)
+    run, first = archive.run("left"), ownership.owner_of(archive, "left")
+    other = Archive(database_url_of(archive))
+    second = Owner(other, stays=True)
+    taking_up.taken_up(other, second, "left", first, anew=True)
+    assert archive.run("left").state == run_pb2.RUN_STATE_CANCELLED
+    with pytest.raises(RunLost, match="under way at another orchestrator"):
+        taking_up.last_owner(archive, run)
+    second.close()
+    other.close()
+
+
 def test_a_run_of_one_command_waits_until_it_is_resumed(archive: Archive) -> None:
     left(archive, at_trial(3), owner=Owner(archive, stays=False))
     with hosted(archive, testing.World()) as host:
