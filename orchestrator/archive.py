@@ -63,7 +63,7 @@ _REPLACE_RUN = sa.update(RUNS).where(RUNS.c.id == sa.bindparam("which"))
 _ADD_RUN, _ADD_TRIAL, _ADD_EVENT = (sa.insert(table) for table in (RUNS, TRIALS, EVENTS))
 _GOT_ON = sa.update(RUNS).where(RUNS.c.id == sa.bindparam("which"), RUNS.c.attempt_count > 0).values(attempt_count=0)
 _OWNER = sa.select(RUNS.c.owner, RUNS.c.epoch).where(RUNS.c.id == sa.bindparam("which")).with_for_update(key_share=True)
-_RUN = sa.select(RUNS.c.id.label("run_id"), RUNS.c.message)
+_RUN = sa.select(RUNS.c.id.label("run_id"), RUNS.c.message, RUNS.c.state)
 _TRIAL = sa.select(TRIALS.c.run_id, TRIALS.c.message)
 _WHOLE_TRIAL: sa.Select[Any] = sa.select(sa.literal_column("trials.*")).select_from(TRIALS)
 """Also of an older archive that is only read, which has fewer columns."""
@@ -305,7 +305,7 @@ class Archive:
             message = None
         if message is None or not 0.0 <= getattr(message, "created_at", 0.0) < LATEST_SECONDS:
             raise _damaged(self._place, row)
-        return message
+        return _as_in_row(message, row)
 
     @contextmanager
     def writing(self) -> Iterator[sa.Connection]:
@@ -324,6 +324,13 @@ class Archive:
 def _damaged(place: str, row: sa.Row[Any]) -> BadInput:
     run = printable.quotation(f"{row.run_id}", 40)
     return BadInput(f"{place}: what is kept of run {run} is damaged, or not ours; {DAMAGED}")
+
+
+def _as_in_row(message: MessageT, row: sa.Row[Any]) -> MessageT:
+    """The message; of a run that was taken up after its end, whose row says so first, as queued."""
+    if isinstance(message, run_pb2.Run) and row.state == run_pb2.RUN_STATE_QUEUED:
+        message.state = run_pb2.RUN_STATE_QUEUED
+    return message
 
 
 def _cost(run: run_pb2.Run) -> dict[str, object]:

@@ -58,8 +58,9 @@ def taken_up(archive: Archive, owner: Owner, run_id: str, before: str, *, anew: 
     Raises:
         RunLost: it is another's by now; Infrastructure: the archive cannot be read or written.
     """
+    ended = archive.run(run_id) if anew else None  # nobody writes it; once it is taken it is queued
     attempt, epoch = owner.take(run_id, before, anew=anew)
-    run, trials = archive.run(run_id), archive.trials(run_id, with_programs=False)
+    run, trials = ended or archive.run(run_id), archive.trials(run_id, with_programs=False)
     for trial in finalists.promising(trials):
         trials[trial.number - 1 : trial.number] = archive.trials(run_id, trial.number - 1, 1)
     (last,) = archive.rows(sa.select(sa.func.max(EVENTS.c.number)).where(EVENTS.c.run_id == run_id))[0]

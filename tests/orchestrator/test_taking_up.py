@@ -211,7 +211,7 @@ def test_a_stopped_run_that_another_orchestrator_takes_up_at_this_moment_is_not_
     other = Archive(database_url_of(archive))
     second = Owner(other, stays=True)
     taking_up.taken_up(other, second, "left", first, anew=True)
-    assert archive.run("left").state == run_pb2.RUN_STATE_CANCELLED
+    assert archive.run("left").state == run_pb2.RUN_STATE_QUEUED, "and so is who watches it told"
     with pytest.raises(RunLost, match="under way at another orchestrator"):
         taking_up.last_owner(archive, run)
     second.close()
