@@ -72,20 +72,18 @@ def test_a_run_does_without_a_method_that_an_earlier_service_lacks(tmp_path: Pat
     assert code == 0, said
 
 
-@pytest.mark.parametrize("name", AGENTS)
-def test_an_agent_that_is_replaced_by_another_version_in_the_midst_of_a_run_serves_it_on(
-    tmp_path: Path, name: str
-) -> None:
-    with place(tmp_path, FAKE_CALL_SECONDS="0.03") as here:
+def test_every_agent_is_replaced_by_another_version_in_the_midst_of_a_run_and_serves_it_on(tmp_path: Path) -> None:
+    with place(tmp_path, FAKE_CALL_SECONDS="0.05") as here:
         services = up(here)
         search = optimize(here, "--server", "runs")
-        calls = tmp_path / "calls"
-        (tmp_path / f"faked_{name}.py").write_text(OTHER.format(role=name, calls=str(calls)))
-        services.kill_service(name)
-        services.wait_for("it is started again now")
+        calls = [tmp_path / f"{name}.calls" for name in AGENTS]
+        for count, (name, file) in enumerate(zip(AGENTS, calls, strict=True), start=1):
+            (tmp_path / f"faked_{name}.py").write_text(OTHER.format(role=name, calls=str(file)))
+            services.kill_service(name)
+            services.wait_for("it is started again now", count)
         require_result(here, search)
         require_uncharged(here)
-        assert calls.read_text(), "the run has called it"
+        assert all(file.exists() for file in calls), "the run has called each of them"
 
 
 def test_a_method_without_which_nothing_goes_is_named(tmp_path: Path) -> None:
