@@ -72,11 +72,11 @@ test-hostile-kernels: $(READY) ## the part of it that has many processes at once
 test-hostile-solutions: $(READY) ## the part of it that has one at a time: solutions, and the red team in small
 	@$(BIN)/pytest -m hostile $(HOSTILE_SOLUTIONS) $(if $(RUNG),--rung $(RUNG))
 
-test-postgres: $(READY) ## the archive and runs on a real PostgreSQL server of the tests' own
-	@$(BIN)/pytest -m postgres tests/orchestrator
+test-postgres: $(READY) ## the archive and runs on a real PostgreSQL server of the tests' own (HOLD=60: seconds for which it is locked and away)
+	@HOLD=$(HOLD) $(BIN)/pytest -m postgres tests/orchestrator
 
-test-faults: $(READY) ## kills orchestrators, services and `up` in the midst of runs, at every event and at random (KILLS=200, SEED=)
-	@KILLS=$(KILLS) SEED=$(SEED) $(BIN)/pytest $(WORKERS) -m faults tests/faults
+test-faults: $(READY) ## kills and stops what a run is made of, at every event and at random, locks and fills its store (KILLS=200, SEED=, HOLD=60: seconds that it lasts)
+	@KILLS=$(KILLS) SEED=$(SEED) HOLD=$(HOLD) $(BIN)/pytest $(WORKERS) -m faults tests/faults
 
 chaos: $(READY) ## an hour in which services die, stop and slow down and the store is locked and full; promises looked at every minute (MINUTES=60, SEED=1)
 	@cd tests/faults && PYTHONPATH=$(CURDIR):$(CURDIR)/proto:$$PYTHONPATH $(abspath $(BIN))/python chaos.py --minutes $(or $(MINUTES),60) --seed $(or $(SEED),1)

@@ -47,4 +47,4 @@ for _ in $(seq 600); do [ -s "$work/address" ] && break || sleep 0.1; done
 drives "$(cat "$work/address")" typescript
 
 echo "-- whole runs on real services, and the tutorials"
-"$bin/pytest" -m services tests/orchestrator tests/agent_reasoning tests/agent_synthesis tests/live tests/tutorials
+"$bin/pytest" -m services tests/orchestrator tests/faults tests/agent_reasoning tests/agent_synthesis tests/live tests/tutorials

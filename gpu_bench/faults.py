@@ -11,7 +11,7 @@ from collections import OrderedDict
 
 from gpu_bench.running.watchdog import HUNG
 from warpsmith import printable
-from warpsmith.errors import WorkerCrashed
+from warpsmith.errors import WorkerCrashed, WorkerKilled
 from warpsmith.v1 import benchmark_service_pb2, verdict_pb2
 
 
@@ -24,6 +24,8 @@ _SIGNALS = {
     4: "an illegal instruction", 6: "an abort", 7: "a bus error", 8: "a division by zero", 11: "a segmentation fault",
 }  # fmt: skip
 _SIGKILL, _SIGSYS = 9, 31
+KILLED = "killed, most likely for want of memory"
+"""Of a program whose process a SIGKILL ended that is not ours."""
 MOST_ENDS = 3
 """Processes of the judge that may end over one program."""
 LOG_CHARACTERS = 2000
@@ -50,6 +52,7 @@ def end_of(worker: WorkerCrashed, name: str) -> verdict_pb2.WorkerEnd:
     if worker.signal_number:
         how = _SIGNALS.get(worker.signal_number, f"signal {worker.signal_number}")
         how = "SIGKILL, most likely for want of memory" if worker.signal_number == _SIGKILL else how
+        how = "SIGKILL from outside" if isinstance(worker, WorkerKilled) else how
     else:
         how = f"an exit with code {worker.exit_code}"
     tail = printable.lines(worker.stderr_tail[-LOG_CHARACTERS:])
@@ -63,10 +66,11 @@ def note_end(found: benchmark_service_pb2.ExecutionFault, work: str) -> None:
 
 
 class Casualties:
-    """Judges' processes that ended over programs, whichever task's. From any thread.
+    """Processes that ended over programs, whichever task's, and not by them as far as can be told. From any thread.
 
-    A judge never loads a program, but it reads what one has made: nobody can tell whether that is why it ended. So it
-    is tried again with a new one, and a program over which `MOST_ENDS` of them ended is set aside.
+    A judge never loads a program, but it reads what one has made: nobody can tell whether that is why it ended. A
+    program cannot send its own process a SIGKILL, but somebody may have a reason to. So it is tried again with a new
+    one, and a program over which `MOST_ENDS` of them ended is set aside.
     """
 
     def __init__(self) -> None:
@@ -77,14 +81,15 @@ class Casualties:
         """Keeps one more end; the program's fault where it was the last."""
         with self._lock:
             ends = self._ends.setdefault(program_digest, [])
-            ends.append(end_of(worker, "judge"))
+            ends.append(end_of(worker, "candidate" if isinstance(worker, WorkerKilled) else "judge"))
             self._ends.move_to_end(program_digest)
             if len(self._ends) > _MOST_PROGRAMS:
                 self._ends.popitem(last=False)
             if len(ends) < MOST_ENDS:
                 return None
             del self._ends[program_digest]
-        detail = f"set aside: {MOST_ENDS} processes of the judge ended over it, the last one by {ends[-1].how}"
+        whose = " of the judge" if all(end.worker == "judge" for end in ends) else ""
+        detail = f"set aside: {MOST_ENDS} processes{whose} ended over it, the last one by {ends[-1].how}"
         made = fault(verdict_pb2.FAILURE_KIND_SET_ASIDE, detail)
         made.ends.extend(ends)
         return made
@@ -96,13 +101,26 @@ def _last_words(printed: str) -> str:
     return next((line for line in reversed(lines) if line.strip()), "")
 
 
+def kills_for_memory() -> int | None:
+    """How many processes this machine has killed since it started because memory was short; None where it does not say.
+
+    The kernel counts each before it sends the signal, those of a container's limit too.
+    """
+    try:
+        with open("/proc/vmstat") as file:
+            return next((int(line.split()[1]) for line in file if line.startswith("oom_kill ")), None)
+    except OSError:
+        return None
+
+
 def ended(signal_number: int | None, exit_code: int | None) -> tuple[verdict_pb2.FailureKind.ValueType, str]:
     """Kind and words for the end of a program's process.
 
-    A SIGKILL that we did not send comes from a system short of memory; SIGSYS comes only from the process's own filter.
+    A SIGKILL that we did not send comes from a system short of memory, or from somebody else (`kills_for_memory` tells
+    them apart); SIGSYS comes only from the process's own filter.
     """
     if signal_number == _SIGKILL:
-        return verdict_pb2.FAILURE_KIND_RESOURCE, "killed, most likely for want of memory"
+        return verdict_pb2.FAILURE_KIND_RESOURCE, KILLED
     if signal_number == _SIGSYS:
         return verdict_pb2.FAILURE_KIND_CHEAT, "the program asked the system for what no kernel needs, and was ended"
     cause = _SIGNALS.get(signal_number or 0, "")

@@ -15,9 +15,16 @@ from gpu_bench.sessions import Sessions
 from gpu_bench.workers import room
 from gpu_bench.workers.leases import Kind, Leases, Loss, Work
 from warpsmith import digest
-from warpsmith.errors import WorkerCrashed, WorkerRaised
+from warpsmith.errors import WorkerCrashed, WorkerKilled, WorkerRaised
 from warpsmith.service.handlers import Call
-from warpsmith.v1 import benchmark_service_pb2, benchmark_service_pb2_grpc, lease_pb2, task_pb2, verdict_pb2
+from warpsmith.v1 import (
+    benchmark_service_pb2,
+    benchmark_service_pb2_grpc,
+    candidate_pb2,
+    lease_pb2,
+    task_pb2,
+    verdict_pb2,
+)
 
 Answer = TypeVar("Answer", benchmark_service_pb2.CompareOutputsResponse, benchmark_service_pb2.MeasureArtifactResponse)
 
@@ -59,10 +66,7 @@ class BenchmarkServicer(benchmark_service_pb2_grpc.BenchmarkServiceServicer):
             try:
                 response = self._compared(request, context)
             except WorkerCrashed as crash:
-                set_aside = self._casualties.note(request.program.digest, crash) if crash.method in _JUDGING else None
-                if set_aside is None:
-                    raise
-                response = benchmark_service_pb2.CompareOutputsResponse(fault=set_aside)
+                response = benchmark_service_pb2.CompareOutputsResponse(fault=self._set_aside(request.program, crash))
             response.waited_seconds = _waited_seconds(context)
             self._after(request.task, response.fault, "compare")
             return response
@@ -82,8 +86,11 @@ class BenchmarkServicer(benchmark_service_pb2_grpc.BenchmarkServiceServicer):
     ) -> benchmark_service_pb2.MeasureArtifactResponse:
         """Times the program of the request."""
         with self._quarantine.guarding(request.task.target):
-            with self._holding.by("measure"), self._using(request, context, request.artifact.format) as session:
-                response = self._with_room(lambda: session.measure(request))
+            try:
+                with self._holding.by("measure"), self._using(request, context, request.artifact.format) as session:
+                    response = self._with_room(lambda: session.measure(request))
+            except WorkerKilled as killed:
+                response = benchmark_service_pb2.MeasureArtifactResponse(fault=self._set_aside(request.program, killed))
             response.waited_seconds = _waited_seconds(context)
             if response.WhichOneof("outcome") == "timing":
                 metrics.record_timing(response.timing)
@@ -92,6 +99,14 @@ class BenchmarkServicer(benchmark_service_pb2_grpc.BenchmarkServiceServicer):
                 metrics.record_fault(request.tier, response.fault.kind)
                 self._after(request.task, response.fault, "measure")
             return response
+
+    def _set_aside(self, program: candidate_pb2.Program, crash: WorkerCrashed) -> benchmark_service_pb2.ExecutionFault:
+        """The fault of a program over which so many processes have ended; raises what has ended one before."""
+        is_over_it = isinstance(crash, WorkerKilled) or crash.method in _JUDGING
+        found = self._casualties.note(program.digest, crash) if is_over_it else None
+        if found is None:
+            raise crash
+        return found
 
     def OpenTask(
         self, request: benchmark_service_pb2.OpenTaskRequest, context: object

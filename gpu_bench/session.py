@@ -248,6 +248,7 @@ class Session:
                 if isinstance(answer, benchmark_service_pb2.MeasureArtifactResponse):
                     if answer.WhichOneof("outcome") == "fault":
                         self._workers.drop_bench()
+                        self._candidate.require_own(answer.fault.detail, "measure")
                     else:
                         self._conclude(answer.timing)
                     return answer

@@ -62,8 +62,8 @@ MessageT = TypeVar("MessageT", bound=Message)
 _REPLACE_RUN = sa.update(RUNS).where(RUNS.c.id == sa.bindparam("which"))
 _ADD_RUN, _ADD_TRIAL, _ADD_EVENT = (sa.insert(table) for table in (RUNS, TRIALS, EVENTS))
 _GOT_ON = sa.update(RUNS).where(RUNS.c.id == sa.bindparam("which"), RUNS.c.attempt_count > 0).values(attempt_count=0)
-_OWNER = sa.select(RUNS.c.owner).where(RUNS.c.id == sa.bindparam("which")).with_for_update(key_share=True)
-_RUN = sa.select(RUNS.c.id.label("run_id"), RUNS.c.message)
+_OWNER = sa.select(RUNS.c.owner, RUNS.c.epoch).where(RUNS.c.id == sa.bindparam("which")).with_for_update(key_share=True)
+_RUN = sa.select(RUNS.c.id.label("run_id"), RUNS.c.message, RUNS.c.state)
 _TRIAL = sa.select(TRIALS.c.run_id, TRIALS.c.message)
 _WHOLE_TRIAL: sa.Select[Any] = sa.select(sa.literal_column("trials.*")).select_from(TRIALS)
 """Also of an older archive that is only read, which has fewer columns."""
@@ -152,8 +152,9 @@ class Archive:
 
     # ---- writing -------------------------------------------------------------------------------------
 
-    def put_run(self, run: run_pb2.Run, event: run_pb2.RunEvent | None = None) -> None:
-        """Adds a run, or replaces what is kept of it, together with the event that tells of it.
+    def put_run(self, run: run_pb2.Run, event: run_pb2.RunEvent | None = None, epoch: int | None = None) -> None:
+        """Adds a run, or replaces what is kept of it, together with the event that tells of it. `epoch`: how often it
+        had changed hands when the writer got it; None for whoever may write it now.
 
         Raises:
             RunLost: another orchestrator has it now; ArchiveFault: the database cannot be written.
@@ -161,7 +162,7 @@ class Archive:
         row = _run_row(run)
         for attempt in attempts(self.patience_seconds):
             with attempt, self.writing() as connection:
-                if _is_kept(connection, run.id, self.owner):
+                if _is_kept(connection, run.id, self.owner, epoch):
                     connection.execute(_REPLACE_RUN, {**row, "which": run.id})
                 else:
                     connection.execute(_ADD_RUN, {**row, "owner": self.owner})
@@ -170,16 +171,15 @@ class Archive:
                     connection.execute(sa.insert(GROUPS), [_group_row(run, group) for group in run.learned])
                 _add_event(connection, run.id, event)
 
-    def add_trial(self, run_id: str, trial: trial_pb2.Trial, event: run_pb2.RunEvent | None = None) -> None:
-        """Adds an ended trial, together with the event that tells of it. Its binary should have been dropped.
-
-        Raises as `put_run`.
-        """
+    def add_trial(
+        self, run_id: str, trial: trial_pb2.Trial, event: run_pb2.RunEvent | None = None, epoch: int | None = None
+    ) -> None:
+        """Adds an ended trial, together with the event that tells of it; as `put_run`. Its binary should be dropped."""
         kept, names, new = programs.left_out(trial, self._texts)
         row = {"run_id": run_id, **_trial_row(kept), "texts": names}
         for attempt in attempts(self.patience_seconds):
             with attempt, self.writing() as connection:
-                _is_kept(connection, run_id, self.owner)
+                _is_kept(connection, run_id, self.owner, epoch)
                 programs.add(connection, new)
                 connection.execute(_ADD_TRIAL, row)
                 connection.execute(_GOT_ON, {"which": run_id})
@@ -305,7 +305,7 @@ class Archive:
             message = None
         if message is None or not 0.0 <= getattr(message, "created_at", 0.0) < LATEST_SECONDS:
             raise _damaged(self._place, row)
-        return message
+        return _as_in_row(message, row)
 
     @contextmanager
     def writing(self) -> Iterator[sa.Connection]:
@@ -326,16 +326,26 @@ def _damaged(place: str, row: sa.Row[Any]) -> BadInput:
     return BadInput(f"{place}: what is kept of run {run} is damaged, or not ours; {DAMAGED}")
 
 
+def _as_in_row(message: MessageT, row: sa.Row[Any]) -> MessageT:
+    """The message; of a run that was taken up after its end, whose row says so first, as queued."""
+    if isinstance(message, run_pb2.Run) and row.state == run_pb2.RUN_STATE_QUEUED:
+        message.state = run_pb2.RUN_STATE_QUEUED
+    return message
+
+
 def _cost(run: run_pb2.Run) -> dict[str, object]:
     day = max(run.device_day_seconds, default="")
     return {"project": run.project, "device_day": day, "device_seconds": run.device_day_seconds[day] if day else 0.0}
 
 
-def _is_kept(connection: sa.Connection, run_id: str, owner: str) -> bool:
-    """Whether there is such a run, whose owner then stays the same until the transaction ends."""
-    now = connection.execute(_OWNER, {"which": run_id}).scalar_one_or_none()
-    if now not in (None, owner):
-        raise RunLost(f"another orchestrator has taken up run {run_id}")
+def _is_kept(connection: sa.Connection, run_id: str, owner: str, epoch: int | None) -> bool:
+    """Whether there is such a run, whose owner then stays the same until the transaction ends.
+
+    Its owner may have lost it and taken it up again meanwhile: what it was to write before is refused too.
+    """
+    now = connection.execute(_OWNER, {"which": run_id}).one_or_none()
+    if now is not None and (now.owner != owner or epoch not in (None, now.epoch)):
+        raise RunLost(f"run {run_id} has been taken up since")
     return now is not None
 
 

@@ -43,7 +43,7 @@ def attempts(patience_seconds: float) -> Iterator[AbstractContextManager[object]
 
     try:
         yield from Retrying(
-            retry=retry_if_exception(_may_pass),
+            retry=retry_if_exception(may_pass),
             stop=stop_after_delay(patience_seconds),
             wait=wait_exponential(multiplier=0.1, max=LONGEST_PAUSE_S),
             before_sleep=told,
@@ -60,7 +60,7 @@ def attempts(patience_seconds: float) -> Iterator[AbstractContextManager[object]
             _waiting.dec()
 
 
-def _may_pass(error: BaseException) -> bool:
+def may_pass(error: BaseException) -> bool:
     """Whether time may mend it: not what a database thinks of a statement, nor a file that nobody may write."""
     cause = error.__cause__
     is_state = isinstance(cause, OperationalError | InterfaceError) and "readonly" not in str(cause.orig)

@@ -253,11 +253,11 @@ def bench(
     devices = chosen.gpus(gpus, server, target)
     directory_bench.read_results(file)  # what cannot be read is said before anything starts
     progress = Progress(Console(stderr=True, force_terminal=False))
-
     with ExitStack() as stack:
         serving = [stack.enter_context(client.searching(server, runs, {**environment, **seen})) for seen in devices]
         asked = (target if gpus == 1 else "cuda", precision, prepared, intake.gradients(grad))
-        made = module_runs.ModuleRuns(serving, limits, *asked, search, fresh, progress)
+        log = directory_bench.RunLog(file, entries, options)
+        made = module_runs.ModuleRuns(serving, limits, *asked, search, fresh, progress, log)
         found = directory_bench.bench(
             entries,
             file,

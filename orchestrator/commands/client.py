@@ -28,7 +28,7 @@ from orchestrator.serving.hosting import RunHost
 from orchestrator.serving.local import MODULES, LocalServices, published_address
 from orchestrator.serving.ownership import Owner
 from warpsmith import settings
-from warpsmith.errors import BadInput, Infrastructure, LimitReached, NotFound, ServiceGone
+from warpsmith.errors import BadInput, Infrastructure, LimitReached, NotFound, ServiceGone, ServiceLate
 from warpsmith.v1 import optimization_service_pb2 as messages
 from warpsmith.v1 import run_pb2, task_pb2, trial_pb2
 
@@ -38,6 +38,8 @@ PAGE_TRIALS = 256
 """Trials that are asked for at once."""
 PAUSES_S = (0.2, 0.5, 1.0, 2.0, *(4.0,) * 29)
 """Before each further try to watch a run whose connection broke, two minutes in all; an event begins them anew."""
+CHANGE_SECONDS = 360.0
+"""Longest wait for what changes the archive: an orchestrator waits five minutes for one that is locked or full."""
 
 
 class Optimization(Protocol):
@@ -277,7 +279,7 @@ def create(
 ) -> run_pb2.Run:
     """Starts a run of a task."""
     request = messages.CreateRunRequest(task=task, budget=budget, search=search, fresh=fresh)
-    return client.CreateRun(request, timeout=30.0).run
+    return client.CreateRun(request, timeout=CHANGE_SECONDS).run
 
 
 def latest(
@@ -299,7 +301,7 @@ def latest(
 
 def cancel(client: Optimization, run_id: str) -> run_pb2.Run:
     """Asks a run to stop."""
-    return client.CancelRun(messages.CancelRunRequest(run_id=run_id), timeout=30.0).run
+    return client.CancelRun(messages.CancelRunRequest(run_id=run_id), timeout=CHANGE_SECONDS).run
 
 
 def trials(client: Optimization, run_id: str) -> Iterator[trial_pb2.Trial]:
@@ -323,7 +325,7 @@ def trial(client: Optimization, run_id: str, number: int) -> trial_pb2.Trial | N
 
 def resume(client: Optimization, run_id: str) -> run_pb2.Run:
     """Takes up a run again that was left, cancelled or failed."""
-    return client.ResumeRun(messages.ResumeRunRequest(run_id=run_id), timeout=30.0).run
+    return client.ResumeRun(messages.ResumeRunRequest(run_id=run_id), timeout=CHANGE_SECONDS).run
 
 
 def follow(
@@ -341,7 +343,7 @@ def follow(
 
     The first Ctrl-C asks the runs of `to_cancel` to stop, and watching goes on; the second one passes through. `note`
     hears, once each time, that the orchestrator is away and that it is back; `check` is called while it is away.
-    Raises ServiceGone where none of `PAUSES_S` more tries brings an event, and what `check` raises.
+    Raises ServiceGone or ServiceLate where none of `PAUSES_S` more tries brings an event, and what `check` raises.
     """
     pauses, pause, failed_count = iter(PAUSES_S), 0.0, 0
     interrupted, asked = False, list[str]()
@@ -363,7 +365,7 @@ def follow(
                 raise
             check()
             note(f"{refused} (waiting for {pause:.0f} s)")
-        except ServiceGone:  # a connection that the server ends by its age may take a new watch with it
+        except (ServiceGone, ServiceLate):  # a connection that the server ends by its age may take a new watch with it
             failed_count += 1
             pause = next(pauses, -1.0)
             if pause < 0:

@@ -1,9 +1,9 @@
 """Optimises every module of a directory, one line of JSON each, so that it can stop anywhere and go on later.
 
 The one idea: the results file is the state. A module with a line of the same source and the same options is not run
-again, unless it failed, was stopped or had less time than was asked for. Lines of other options stay beside it. Modules
-are dealt to shards by their place in the sorted list. A few are under way at once, so that one is made ready while
-another has the device.
+again, unless it failed, was stopped or had less time than was asked for. A line says which run has begun, so that what
+was stopped or killed goes on inside a module. Lines of other options stay beside it. Modules are dealt to shards by
+their place in the sorted list. A few are under way at once, so that one is made ready while another has the device.
 """
 
 from __future__ import annotations
@@ -35,7 +35,9 @@ NO_OPTIONS: Mapping[str, Any] = MappingProxyType({})
 BUDGET = "budget"
 """The option that says how many seconds of search each module is to have."""
 CHECK_SECONDS = 2.0
-UNDONE = frozenset({"CANCELLED", "FAILED"})
+UNDER_WAY = "UNDER_WAY"
+"""The verdict of a line that says which run has begun for a module: the last one, where nothing came of it yet."""
+UNDONE = frozenset({"CANCELLED", "FAILED", UNDER_WAY})
 """Verdicts and states of modules that are run again."""
 IN_EVERY_LINE = ("file", "source", "verdict")
 SHAPE: Mapping[str, type] = MappingProxyType({
@@ -55,6 +57,37 @@ class Entry:
     path: Path
     digest: str
     problem: str = ""
+
+
+@dataclass(frozen=True)
+class RunLog:
+    """Which runs have begun for modules, in a results file."""
+
+    file: Path
+    modules: Sequence[Entry]
+    options: Mapping[str, Any]
+
+    def left(self, path: Path) -> str:
+        """The run that was begun last for a module, under the same options, and has no result; empty for none.
+
+        Raises:
+            BadInput: as `read_results`.
+        """
+        entry = self._entry(path)
+        lines = [line for line in read_results(self.file) if line["file"] == entry.name]
+        own = [line for line in lines if line["source"] == entry.digest and line.get("options") == self.options]
+        return str(own[-1].get("run", "")) if own and own[-1]["verdict"] in UNDONE - {"FAILED"} else ""
+
+    def begun(self, path: Path, run_id: str, most_seconds: float) -> None:
+        """Keeps which run has begun for a module. Raises Infrastructure where that cannot be written."""
+        entry, options = self._entry(path), dict(self.options)
+        if most_seconds < options.get(BUDGET, float("inf")):
+            options[BUDGET] = most_seconds
+        line = {"file": entry.name, "source": entry.digest, "verdict": UNDER_WAY, "options": options, "run": run_id}
+        _append(self.file, line)
+
+    def _entry(self, path: Path) -> Entry:
+        return next(entry for entry in self.modules if entry.path == path)
 
 
 def place(directory: Path | None, suite: str, runs: Path) -> Path:

@@ -16,9 +16,11 @@ from functools import partial
 from pathlib import Path
 
 from orchestrator.commands import client
+from orchestrator.commands.directory_bench import RunLog
 from orchestrator.commands.progress import Progress
 from orchestrator.tasks import intake
-from warpsmith.errors import Infrastructure, WarpsmithError
+from warpsmith.errors import BadInput, Infrastructure, NotFound, WarpsmithError
+from warpsmith.v1 import optimization_service_pb2 as messages
 from warpsmith.v1 import run_pb2, task_pb2
 
 _UNDONE = (run_pb2.RUN_STATE_CANCELLED, run_pb2.RUN_STATE_FAILED)
@@ -80,6 +82,8 @@ class ModuleRuns:
     search: str
     fresh: bool
     progress: Progress
+    log: RunLog | None = None
+    """Where runs that begin are noted, and those that were left are found."""
     _under_way: dict[str, client.Optimization] = field(default_factory=dict)
     _taken: Counter[int] = field(default_factory=Counter)
     """Modules at each orchestrator, by its place."""
@@ -109,7 +113,7 @@ class ModuleRuns:
         while True:
             with self._one() as place:
                 try:
-                    run = self._followed(self.serving[place], task, budget)
+                    run = self._followed(self.serving[place], path, task, budget)
                 except Infrastructure:
                     self.check()
                     if place not in self._gone:
@@ -118,16 +122,38 @@ class ModuleRuns:
             if place not in self._gone or run.state not in _UNDONE or self._stopping.is_set():
                 return run
 
-    def _followed(self, serving: client.Serving, task: task_pb2.Task, budget: run_pb2.Budget) -> run_pb2.Run:
-        orchestrator, progress = serving.orchestrator, self.progress
+    def _begun(
+        self, orchestrator: client.Optimization, path: Path, task: task_pb2.Task, budget: run_pb2.Budget
+    ) -> run_pb2.Run:
+        """A module's run: the one that an earlier command has left, or else a new one."""
+        if self.log is not None and (left := self.log.left(path)):
+            with suppress(BadInput, NotFound):  # its budget is spent, or its archive is another one
+                run = orchestrator.GetRun(messages.GetRunRequest(run_id=left), timeout=30.0).run
+                is_same = (run.task.digest, run.budget, run.fresh) == (task.digest, budget, self.fresh)
+                if is_same and run.state != run_pb2.RUN_STATE_FAILED:
+                    is_left = run.awaits_resume or run.state == run_pb2.RUN_STATE_CANCELLED
+                    return client.resume(orchestrator, left) if is_left else run
         run = client.create(orchestrator, task, budget, self.search, fresh=self.fresh)
+        if self.log is not None:
+            self.log.begun(path, run.id, budget.wall_seconds)
+        return run
+
+    def _followed(
+        self, serving: client.Serving, path: Path, task: task_pb2.Task, budget: run_pb2.Budget
+    ) -> run_pb2.Run:
+        orchestrator, progress = serving.orchestrator, self.progress
+        run = self._begun(orchestrator, path, task, budget)
         self.progress.expect(run)
         self._under_way[run.id] = orchestrator
         try:
             if self._stopping.is_set():  # since before the run was under way
                 client.cancel(orchestrator, run.id)
             take = partial(progress.take, run.id)
-            return client.follow(orchestrator, run.id, take, note=progress.note, check=serving.check)
+            try:
+                return client.follow(orchestrator, run.id, take, note=progress.note, check=serving.check)
+            except NotFound:  # who had it a moment ago, of a command that was killed, has left it
+                client.resume(orchestrator, run.id)
+                return client.follow(orchestrator, run.id, take, note=progress.note, check=serving.check)
         finally:
             del self._under_way[run.id]
 

@@ -30,6 +30,8 @@ from warpsmith.transport import Tls
 from warpsmith.v1 import optimization_service_pb2 as messages
 from warpsmith.v1.optimization_service_pb2_grpc import OptimizationServiceStub
 
+LOOK_SECONDS = 0.25
+"""Pause before it is looked again whether a service has ended; one that is away keeps runs waiting."""
 LAST_WORD_SECONDS = 3.0
 """How long an orchestrator that is about to be ended may take to say what is under way."""
 WATCHING_THREADS = "64"
@@ -97,7 +99,7 @@ def up(
                 reviving.look()
                 if shown is not None:
                     shown.check()
-                time.sleep(1.0)
+                time.sleep(LOOK_SECONDS)
         except KeyboardInterrupt:
             note("stopping")
 

@@ -115,10 +115,11 @@ class RunHost(RunsInSight):
         self._bells.ring(run_id)
 
     def resume(self, run_id: str) -> run_pb2.Run:
-        """Queues a run that was left, cancelled or failed, with what is left of its budget; one under way goes on.
+        """Queues a run that was left, cancelled or failed, with what is left of its budget; one under way, here or at
+        another orchestrator, stays as it is.
 
         Raises:
-            NotFound: no such run. BadInput: it has ended otherwise or has spent its budget, or another has it.
+            NotFound: no such run. BadInput: it has ended otherwise or has spent its budget.
             LimitReached: its user has all that one may have.
         """
         run = self.run(run_id)
@@ -127,8 +128,12 @@ class RunHost(RunsInSight):
                 return story.run
             if self._owner is None or self._leaving.is_set():
                 raise ServiceGone("this orchestrator takes up no run")
-            with self._room(Caller(run.user, project=run.project)):
-                return self._go_on(taking_up.resumed(self._archive, self._owner, run)).run
+            try:
+                before = taking_up.last_owner(self._archive, run)
+                with self._room(Caller(run.user, project=run.project)):
+                    return self._go_on(taking_up.resumed(self._archive, self._owner, run, before)).run
+            except RunLost:
+                return self.run(run.id)  # who asked can watch it here as there
 
     def _go_on(self, story: Story) -> Story:
         """Queues a run that was another's, or ends it where it never gets on."""

@@ -8,16 +8,22 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Callable
+from functools import partial
+from typing import TypeVar
 
 from orchestrator.archive import Archive
+from orchestrator.archiving import patience
 from orchestrator.archiving.news import Bells
 from orchestrator.search_run import ENDED
 from orchestrator.serving import taking_up
 from orchestrator.serving.ownership import Owner
 from orchestrator.serving.story import Story, light
-from warpsmith.errors import ServiceGone
+from warpsmith.errors import ArchiveFault, ServiceGone
 from warpsmith.v1 import run_pb2, trial_pb2
+
+Seen = TypeVar("Seen")
 
 EVENTS_AT_ONCE = 256
 """Of a run that is not under way here, what is read for a watcher before it is sent."""
@@ -79,18 +85,18 @@ class RunsInSight:
         Raises:
             NotFound: no such run, or nobody goes on with it. ServiceGone: the orchestrator ends before the run.
         """
-        run_id = (await asyncio.to_thread(self.run, run_id)).id
+        run_id = (await self._read(lambda: self.run(run_id))).id
         with self._bells.of(run_id) as bell:
             while True:
                 if story := self._stories.get(run_id):
-                    async for event in _archived(self._archive, run_id, after, story.first):
+                    async for event in self._archived(run_id, after, story.first):
                         yield event
                         after = event.number
                     async for event in story.follow(after):
                         yield event
                     return
-                kept = await asyncio.to_thread(self._archive.run, run_id)  # before its events: then all are there
-                async for event in _archived(self._archive, run_id, after):
+                kept = await self._read(lambda: self._archive.run(run_id))  # before its events: then all are there
+                async for event in self._archived(run_id, after):
                     yield event
                     after = event.number
                 if kept.state in ENDED or self._owner is None:
@@ -99,14 +105,25 @@ class RunsInSight:
                 if self._leaving.is_set():
                     raise ServiceGone("the orchestrator ends")
                 if run_id not in self._stories:
-                    await asyncio.to_thread(taking_up.require_awaited, self._archive, self._owner, run_id)
+                    await self._read(partial(taking_up.require_awaited, self._archive, self._owner, run_id))
 
+    async def _archived(self, run_id: str, after: int, end: float = float("inf")) -> AsyncIterator[run_pb2.RunEvent]:
+        """Events past a number, a page at a time; no further page once all before another number are told."""
+        while after + 1 < end:
+            page = await self._read(partial(self._archive.events, run_id, after, EVENTS_AT_ONCE))
+            for event in page:
+                yield event
+            if not page:
+                return
+            after = page[-1].number
 
-async def _archived(
-    archive: Archive, run_id: str, after: int, end: float = float("inf")
-) -> AsyncIterator[run_pb2.RunEvent]:
-    """Events past a number, a page at a time; no further page once all before another number are told."""
-    while after + 1 < end and (page := await asyncio.to_thread(archive.events, run_id, after, EVENTS_AT_ONCE)):
-        for event in page:
-            yield event
-        after = page[-1].number
+    async def _read(self, look: Callable[[], Seen]) -> Seen:
+        """What a look at the archive gives; while it is locked or away, it is waited for as who writes does."""
+        end = time.monotonic() + self._archive.patience_seconds
+        while True:
+            try:
+                return await asyncio.to_thread(look)
+            except ArchiveFault as error:
+                if self._leaving.is_set() or time.monotonic() > end or not patience.may_pass(error):
+                    raise
+            await asyncio.sleep(LOOK_SECONDS)

@@ -15,6 +15,7 @@ import os
 import re
 import secrets
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO
@@ -61,6 +62,8 @@ class Owner:
         self.stays = stays
         self._threads: list[threading.Thread] = []
         self._hurry, self._is_closed = threading.Event(), False
+        self._renewed_at, self._judges_from = time.monotonic(), 0.0
+        """When it has last shown that it lives, and from when on it says of others that they do not."""
         self._lock = _locked(_sign(archive.folder, self.name)) if archive.folder else None
         for sign in archive.folder.glob("owner-*.lock") if archive.folder else ():
             _is_locked(sign, remove=True)
@@ -75,6 +78,12 @@ class Owner:
                 if not connection.execute(sa.update(OWNERS).where(is_mine).values(seen_at=_NOW)).rowcount:
                     connection.execute(sa.insert(OWNERS).values(name=self.name, seen_at=_NOW))
                 connection.execute(sa.delete(OWNERS).where(OWNERS.c.seen_at < _NOW - 100 * LEASE_SECONDS))
+            if self._is_late():
+                self._judges_from = time.monotonic() + LEASE_SECONDS
+            self._renewed_at = time.monotonic()
+
+    def _is_late(self) -> bool:
+        return time.monotonic() > self._renewed_at + LEASE_SECONDS - 2 * RENEW_SECONDS
 
     def live(self, look: Callable[[], None], ended: threading.Event) -> None:
         """Renews itself in a thread until `ended`, and has `look` see at once, and now and then, what others left.
@@ -104,7 +113,12 @@ class Owner:
         self._hurry.set()
 
     def left(self) -> list[tuple[str, str]]:
-        """Runs that have not ended and were those of orchestrators that stay and are dead, oldest first: run, owner."""
+        """Runs that have not ended and were those of orchestrators that stay and are dead, oldest first: run, owner.
+
+        None for a while after it could not renew itself: the database was away, and who lives has to show it first.
+        """
+        if self._archive.folder is None and (self._is_late() or time.monotonic() < self._judges_from):
+            return []
         query = (
             sa.select(RUNS.c.id, RUNS.c.owner)
             .where(RUNS.c.state.in_(_UNDER_WAY), RUNS.c.owner.startswith(f"{STAYS}-"))
@@ -123,7 +137,8 @@ class Owner:
         """
         count = sa.literal(0) if anew else RUNS.c.attempt_count
         changed = {"owner": self.name, "attempt_count": count + 1, "epoch": RUNS.c.epoch + 1}
-        changed |= {"stop_asked": sa.literal(0)} if anew else {}
+        if anew:  # its state too, at once: of two who are asked for it, the second must not take it from the first
+            changed |= {"stop_asked": sa.literal(0), "state": sa.literal(int(run_pb2.RUN_STATE_QUEUED))}
         with self._archive.writing() as connection:
             taken = sa.update(RUNS).where(RUNS.c.id == run_id, RUNS.c.owner == before).values(**changed)
             if not connection.execute(taken).rowcount:
@@ -211,6 +226,12 @@ def owner_of(archive: Archive, run_id: str) -> str:
     except ArchiveFault:
         return ""
     return str(rows[0].owner) if rows else ""
+
+
+def whose(archive: Archive, run_id: str) -> tuple[str, bool]:
+    """The name of a run's owner, and whether the run has not ended, both of one moment. Raises ArchiveFault."""
+    row = archive.rows(sa.select(RUNS.c.owner, RUNS.c.state).where(RUNS.c.id == run_id))[0]
+    return str(row.owner), row.state in _UNDER_WAY
 
 
 def is_alive(archive: Archive, name: str) -> bool:

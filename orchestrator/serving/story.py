@@ -79,12 +79,12 @@ class Story:
             return
         self._kept, self._kept_at = what, now
         with self._telling(run_pb2.RunEvent(run=light(copy)), lambda: setattr(self, "run", copy)) as event:
-            self.archive.put_run(copy, event)
+            self.archive.put_run(copy, event, self.epoch)
 
     def trial_ended(self, trial: trial_pb2.Trial) -> None:
         """Archives a trial and tells watchers. Raises as `run_changed`."""
         with self._telling(run_pb2.RunEvent(trial=without_bulk(trial)), lambda: self.trials.append(trial)) as event:
-            self.archive.add_trial(self.run.id, trial, event)
+            self.archive.add_trial(self.run.id, trial, event, self.epoch)
         self.attempt = 0
 
     def cancel(self) -> None:

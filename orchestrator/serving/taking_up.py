@@ -58,8 +58,9 @@ def taken_up(archive: Archive, owner: Owner, run_id: str, before: str, *, anew: 
     Raises:
         RunLost: it is another's by now; Infrastructure: the archive cannot be read or written.
     """
+    ended = archive.run(run_id) if anew else None  # nobody writes it; once it is taken it is queued
     attempt, epoch = owner.take(run_id, before, anew=anew)
-    run, trials = archive.run(run_id), archive.trials(run_id, with_programs=False)
+    run, trials = ended or archive.run(run_id), archive.trials(run_id, with_programs=False)
     for trial in finalists.promising(trials):
         trials[trial.number - 1 : trial.number] = archive.trials(run_id, trial.number - 1, 1)
     (last,) = archive.rows(sa.select(sa.func.max(EVENTS.c.number)).where(EVENTS.c.run_id == run_id))[0]
@@ -68,23 +69,25 @@ def taken_up(archive: Archive, owner: Owner, run_id: str, before: str, *, anew: 
     return story
 
 
-def resumed(archive: Archive, owner: Owner, run: run_pb2.Run) -> Story:
+def last_owner(archive: Archive, run: run_pb2.Run) -> str:
+    """Who had a run that is under way nowhere. Raises RunLost where another orchestrator has it under way."""
+    before, is_under_way = ownership.whose(archive, run.id)
+    if is_under_way and ownership.is_alive(archive, before):
+        raise RunLost(f"run {run.id} is under way at another orchestrator")
+    return before
+
+
+def resumed(archive: Archive, owner: Owner, run: run_pb2.Run, before: str) -> Story:
     """The same because its user asks for it.
 
     Raises:
-        BadInput: it has ended otherwise or has spent its budget, or another has it.
+        RunLost: it is another's by now. BadInput: it has ended otherwise or has spent its budget.
     """
-    before = ownership.owner_of(archive, run.id)
-    if run.state not in ENDED and ownership.is_alive(archive, before):
-        raise BadInput(f"run {run.id} is under way at another orchestrator")
     if run.state in ENDED and run.state not in _RESUMABLE:
         raise BadInput(f"run {run.id} has ended: {run.message}")
     if run.state == run_pb2.RUN_STATE_CANCELLED and not has_budget_left(run):
         raise BadInput(f"run {run.id} has spent its budget; begin another with `warpsmith optimize`")
-    try:
-        return taken_up(archive, owner, run.id, before, anew=True)
-    except RunLost as error:
-        raise BadInput(str(error)) from error
+    return taken_up(archive, owner, run.id, before, anew=True)
 
 
 def cancelled(archive: Archive, owner: Owner | None, run_id: str) -> run_pb2.Run:

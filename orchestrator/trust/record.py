@@ -36,7 +36,7 @@ def text(run: run_pb2.Run) -> str:
     if not run.best.HasField("timing") or run.best.timing.tier == timing_pb2.TIER_SCREENING:
         raise NotFound(f"run {run.id} has no result to record: {run.message}")
     content = MessageToDict(run, preserving_proto_field_name=True)
-    return json.dumps({"format": FORMAT, "digest": _digest(content), "run": content}, indent=1) + "\n"
+    return _written({"format": FORMAT, "digest": _digest(content), "run": content})
 
 
 def read(path: Path) -> tuple[run_pb2.Run, list[str]]:
@@ -73,6 +73,16 @@ def held(path: Path) -> tuple[Any, str]:
     if form != FORMAT:
         raise BadInput(f"{path}: a record of another format; this version reads {FORMAT!r}")
     return content, own
+
+
+def is_same(one: str, other: str) -> bool:
+    """Whether two texts are records that hold the same: a protobuf map has no order, so each writing has its own."""
+    try:
+        ours, theirs = json.loads(one), json.loads(other)
+    except (ValueError, RecursionError):
+        return False
+    is_record = isinstance(ours, dict) and ours.get("format") == FORMAT
+    return is_record and bool(ours == theirs) and one == _written(ours)  # no key stands there twice
 
 
 def contradictions(run: run_pb2.Run) -> Iterator[str]:
@@ -114,6 +124,10 @@ def _of_speedup(
     spread = (told.high - told.low) / told.median
     if not _close(told.median, ratio, OWN_WITHIN + max(0.0, spread)):
         yield f"the recorded speedup over {name} is {told.median:.2f}x, but the recorded times give {ratio:.2f}x"
+
+
+def _written(content: object) -> str:
+    return json.dumps(content, indent=1) + "\n"
 
 
 def _close(left: float, right: float, within: float = OWN_WITHIN) -> bool:

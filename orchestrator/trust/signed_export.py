@@ -5,6 +5,7 @@ The one idea: a record holds all that an export is made of, so files need no sig
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import zip_longest
 from pathlib import Path
@@ -54,26 +55,36 @@ def _other_files(place: Path, runs: Sequence[run_pb2.Run]) -> Iterator[str]:
     """What differs between files and what this version makes of the records; of several flavours, the nearest."""
     is_folder = place.is_dir()
     kept = _held(place) if is_folder else {place.name: _text(place)}
-    tried: list[list[str]] = []
+    tried: list[Mapping[str, str]] = []
     for flavour in FLAVOURS["" if is_folder else place.suffix]:
         try:
             match export_shapes.export_all(plugins.load("exporter", flavour), flavour, runs):
                 case ExportedFolder(_, files):
-                    tried.append(list(_differences(kept, files)))
+                    tried.append(files)
                 case Exported(_, text):
-                    tried.append(list(_differences(kept, {place.name: text})))
+                    tried.append({place.name: text})
         except WarpsmithError:  # a flavour that this is not
             continue
     if not tried:
         yield f"{place}: is made of its records by no flavour of this version"
     else:
-        yield from min(tried, key=len)
+        yield from _differences(kept, max(tried, key=lambda made: _common(kept, made)))
+
+
+def _common(kept: Mapping[str, str], made: Mapping[str, str]) -> int:
+    """How many lines two exports have in common, wherever they stand."""
+    lines = [
+        Counter((name, line) for name, text in each.items() for line in text.splitlines()) for each in (kept, made)
+    ]
+    return (lines[0] & lines[1]).total()
 
 
 def _differences(kept: Mapping[str, str], made: Mapping[str, str]) -> Iterator[str]:
     for name, text in made.items():
         if name not in kept:
             yield f"{name}: is missing"
+            continue
+        if record.is_same(kept[name], text):
             continue
         lines = enumerate(zip_longest(kept[name].splitlines(), text.splitlines()), 1)
         if first := next((each for each in lines if each[1][0] != each[1][1]), None):

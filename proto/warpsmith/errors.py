@@ -23,6 +23,7 @@
         └── WorkerFault      a jailed worker process failed its call
             ├── WorkerTimeout  no answer by the deadline; the worker was killed
             ├── WorkerCrashed  the process ended
+            │   └── WorkerKilled  somebody else ended it
             └── WorkerRaised   the code inside raised
 
 A bad kernel is not an exception: outcomes such as "does not compile" are values in the replies.
@@ -169,13 +170,21 @@ class WorkerFault(Infrastructure):
 
 
 class WorkerTimeout(WorkerFault):
-    """A worker gave no answer by its deadline and was killed with all its descendants."""
+    """A worker gave no answer by its deadline and was killed with all its descendants.
+
+    `was_stopped`: its own process stood still then, by a signal of somebody else's.
+    """
+
+    def __init__(self, message: str, *, was_stopped: bool = False) -> None:
+        super().__init__(message)
+        self.was_stopped = was_stopped
 
 
 class WorkerCrashed(WorkerFault):
     """A worker process ended during a call.
 
-    `signal_number` or `exit_code` says how; `stderr_tail` holds the last lines it printed; `method`: what it was at.
+    `signal_number` or `exit_code` says how; `stderr_tail` holds the last lines it printed; `method`: what it was at;
+    `by_itself`: it ended before anybody here had it ended.
     """
 
     def __init__(
@@ -186,12 +195,18 @@ class WorkerCrashed(WorkerFault):
         exit_code: int | None = None,
         stderr_tail: str = "",
         method: str = "",
+        by_itself: bool = False,
     ) -> None:
         super().__init__(message)
         self.signal_number = signal_number
+        self.by_itself = by_itself
         self.method = method
         self.exit_code = exit_code
         self.stderr_tail = stderr_tail
+
+
+class WorkerKilled(WorkerCrashed):
+    """Somebody else ended a worker that had a program in it: no limit was passed, and memory was not short."""
 
 
 class WorkerRaised(WorkerFault):

@@ -15,7 +15,7 @@ from pathlib import Path
 from orchestrator import testing
 from orchestrator.archive import Archive
 from warpsmith.sandbox import jail_init
-from warpsmith.v1 import run_pb2
+from warpsmith.v1 import run_pb2, verdict_pb2
 
 AGENTS = ("reasoning", "synthesis", "compile", "correctness", "benchmark")
 COMMAND = "from orchestrator.commands.cli import main; main()"
@@ -38,6 +38,8 @@ if seconds := os.environ.get("DEADLINE_SECONDS"):
 import orchestrator.__main__
 """
 """An orchestrator that waits for each answer of an agent as long as the environment says, minutes without."""
+HOLD_SECONDS = float(os.environ.get("HOLD") or 0)
+"""For which a service stands still, or a store takes nothing, once it has been noticed."""
 TRIALS = 60
 """Of a search that is long enough for something to happen in it."""
 MODULE = "import torch\nclass Model(torch.nn.Module):\n    def forward(self, x):\n        return x * 2\n"
@@ -50,6 +52,11 @@ def wait_until(is_so: Callable[[], bool], told: Callable[[], str] = lambda: "") 
     while not is_so():
         assert time.monotonic() < end, told()
         time.sleep(0.02)
+
+
+def hold() -> None:
+    """A fault lasts for as long again as the environment says, where it does."""
+    time.sleep(HOLD_SECONDS)
 
 
 def find(ancestor: int, words: str) -> int:
@@ -87,6 +94,10 @@ class Command:
         """Until it has said so, so often."""
         wait_until(lambda: self.said.count(words) >= count or self.process.poll() is not None)
         assert self.said.count(words) >= count, self.said
+
+    def address(self, name: str) -> str:
+        """Where a service answers that it has started."""
+        return next(line.split()[1] for line in self.said.splitlines() if line.split()[:1] == [name])
 
     def kill_service(self, name: str, number: int = signal.SIGKILL) -> None:
         """Sends a signal to the service that it has started now."""
@@ -158,6 +169,16 @@ def optimize(here: Place, *more: str) -> Command:
     )
     started.wait_for("good #3 ")
     return started
+
+
+def require_uncharged(here: Place) -> None:
+    """The one run of a place blames no candidate, and its search was made to its end."""
+    archive = Archive.in_directory(here.path / "runs")
+    (run,) = archive.runs()
+    trials = archive.trials(run.id)
+    archive.close()
+    assert {trial.verdict.state for trial in trials} == {verdict_pb2.VERDICT_STATE_PASS}
+    assert "ended early" not in run.message
 
 
 def require_result(here: Place, command: Command) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 import signal
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -11,13 +13,17 @@ import grpc
 import pytest
 from authority import Authority
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from processes import AGENTS, Place, find, optimize, place, require_result, up, wait_until
+from processes import AGENTS, Place, find, optimize, place, require_result, require_uncharged, up, wait_until
 
 from orchestrator.archive import Archive
+from warpsmith.service import wait_until_healthy
 from warpsmith.settings import TLS_VARIABLES
 from warpsmith.transport import Tls
 
 pytestmark = pytest.mark.faults
+
+BACK_SECONDS = 5.0
+"""In which a service that was killed answers again."""
 
 
 @pytest.fixture
@@ -29,11 +35,18 @@ def here(tmp_path: Path) -> Iterator[Place]:
 def test_every_service_of_up_is_killed_in_turn_and_a_watched_run_ends_with_its_result(here: Place) -> None:
     services = up(here)
     search = optimize(here, "--server", "runs")
+    back = dict[str, float]()
     for count, name in enumerate([*AGENTS, "orchestrator"], start=1):
+        killed = time.monotonic()
         services.kill_service(name)
         services.wait_for("it is started again now", count)
         assert f"the {name} service ended with code -9" in services.said
+        assert wait_until_healthy(services.address(name), 60), services.said
+        back[name] = time.monotonic() - killed
     require_result(here, search)
+    require_uncharged(here)
+    print("\nback after " + ", ".join(f"{name} {seconds:.1f} s" for name, seconds in back.items()))
+    assert max(back.values()) <= BACK_SECONDS
     assert search.said.count("the orchestrator is away: waiting for it") <= 1
     assert services.end() == 143
 
@@ -86,6 +99,24 @@ def test_a_command_that_is_killed_leaves_a_run_that_only_resume_goes_on_with(her
     resumed.wait_for("taken up again after ")
     assert find(resumed.process.pid, "-m impatient_orchestrator")
     require_result(here, resumed)  # who resumes is told the whole story
+
+
+def test_a_bench_that_is_killed_goes_on_inside_its_module(here: Place) -> None:
+    (here.path / "modules").mkdir()
+    (here.path / "good.py").rename(here.path / "modules" / "good.py")
+    command = ("bench", "modules", "--target", "cpu", "--budget", "5m", "--trials", "60", "--results", "results.jsonl")
+    killed = here.start(*command)
+    killed.wait_for("good #3 ")
+    killed.end(signal.SIGKILL)
+    again = here.start(*command)
+    again.wait_for("taken up again after ")
+    require_result(here, again)
+    require_uncharged(here)
+    verdicts = [json.loads(line)["verdict"] for line in (here.path / "results.jsonl").read_text().splitlines()]
+    assert verdicts == ["UNDER_WAY", "PASS"]
+    done = here.start(*command)
+    assert done.process.wait(60) == 0
+    assert "#1 " not in done.said, "there is nothing left to do"
 
 
 def test_up_with_certificates_speaks_no_plain_text_and_takes_renewed_ones_in_the_midst_of_a_run(here: Place) -> None:

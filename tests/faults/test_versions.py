@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from processes import place, require_result, up
+from processes import AGENTS, optimize, place, require_result, require_uncharged, up
 
 from warpsmith import service
 from warpsmith.errors import MethodMissing
@@ -26,6 +26,32 @@ fake_service._Fake.{method} = earlier.{service}Servicer.{method}
 fake_service.serve_role({role!r})
 """
 """A service whose version has one method less."""
+OTHER = """
+from orchestrator.serving import fake_service
+from warpsmith.v1 import benchmark_service_pb2_grpc, synthesis_service_pb2_grpc
+
+UNKNOWN = bytes([0x8A, 0xFA, 0x01, 3]) + b"new"  # field 2001
+
+class Other(fake_service._Fake):
+    def __getattribute__(self, name):
+        method = super().__getattribute__(name)
+        return says_more(name, method) if name[:1].isupper() and callable(method) else method
+
+def says_more(name, method):
+    def answered(request, context):
+        answer = method(request, context)
+        answer.MergeFromString(UNKNOWN)
+        with open({calls!r}, "a") as file:
+            print(name, file=file)
+        return answer
+    return answered
+
+Other.OpenTask = benchmark_service_pb2_grpc.BenchmarkServiceServicer.OpenTask
+Other.RepairCandidate = synthesis_service_pb2_grpc.SynthesisServiceServicer.RepairCandidate
+fake_service._Fake = Other
+fake_service.serve_role({role!r})
+"""
+"""A service whose answers have a field that nobody here knows, and which lacks what can be done without."""
 
 
 def optimize_beside(here: Path, role: str, name: str, method: str) -> tuple[int, str]:
@@ -44,6 +70,20 @@ def optimize_beside(here: Path, role: str, name: str, method: str) -> tuple[int,
 def test_a_run_does_without_a_method_that_an_earlier_service_lacks(tmp_path: Path) -> None:
     code, said = optimize_beside(tmp_path, "benchmark", "BenchmarkService", "OpenTask")
     assert code == 0, said
+
+
+def test_every_agent_is_replaced_by_another_version_in_the_midst_of_a_run_and_serves_it_on(tmp_path: Path) -> None:
+    with place(tmp_path, FAKE_CALL_SECONDS="0.05") as here:
+        services = up(here)
+        search = optimize(here, "--server", "runs")
+        calls = [tmp_path / f"{name}.calls" for name in AGENTS]
+        for count, (name, file) in enumerate(zip(AGENTS, calls, strict=True), start=1):
+            (tmp_path / f"faked_{name}.py").write_text(OTHER.format(role=name, calls=str(file)))
+            services.kill_service(name)
+            services.wait_for("it is started again now", count)
+        require_result(here, search)
+        require_uncharged(here)
+        assert all(file.exists() for file in calls), "the run has called each of them"
 
 
 def test_a_method_without_which_nothing_goes_is_named(tmp_path: Path) -> None:

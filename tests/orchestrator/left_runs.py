@@ -90,7 +90,7 @@ def left_again(archive: Archive, dies_at: Callable[[run_pb2.RunEvent], bool]) ->
     story = taking_up.taken_up(archive, owner, run_id, before)
     assert not taking_up.why_never(story)
     run = taking_up.queued(story)
-    mortal = Cut(archive, run, story.first, story.trials, story.attempt, dies_at=dies_at)
+    mortal = Cut(archive, run, story.first, story.trials, story.attempt, story.epoch, dies_at=dies_at)
     agents = testing.World().agents()
     gate = DeviceGate(agents.benchmarks)
     with pytest.raises(Dead):

@@ -104,6 +104,30 @@ def test_an_owner_that_renews_its_row_no_more_is_dead_after_a_while(postgresql: 
 
 
 @pytest.mark.postgres
+def test_who_could_not_renew_its_row_takes_nobody_for_dead_before_others_could(
+    postgresql: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr(ownership.time, "monotonic", lambda: now[0])
+    archive = Archive(postgresql.url("late"))
+    dead = ownership.Owner(archive, stays=True)
+    archive.put_run(run_pb2.Run(id="r", state=run_pb2.RUN_STATE_SEARCHING))
+    dead.close()
+    living = ownership.Owner(archive, stays=True)
+    left = [("r", dead.name)]
+    assert living.left() == left
+    now[0] += ownership.LEASE_SECONDS
+    assert living.left() == []
+    back = now[0]
+    while now[0] < back + ownership.LEASE_SECONDS:
+        living.renew()
+        assert living.left() == []
+        now[0] += ownership.RENEW_SECONDS
+    assert living.left() == left
+    living.close()
+    archive.close()
+
+
 def test_a_run_is_found_in_postgresql_by_the_beginning_of_its_name(postgresql: Any) -> None:
     archive = Archive(postgresql.url("named"))
     long = testing.task()

@@ -126,6 +126,34 @@ def test_a_service_that_ends_ends_the_bench(
 
 
 @pytest.mark.parametrize(
+    ("verdict", "left"), [("", "r1"), ("CANCELLED", "r2"), ("FAILED", ""), ("NO_FASTER", "")], ids=str
+)
+def test_the_run_that_a_module_was_left_at_is_found_and_the_module_is_run_again(
+    modules: list[directory_bench.Entry], tmp_path: Path, verdict: str, left: str
+) -> None:
+    results = tmp_path / "results.jsonl"
+    log = directory_bench.RunLog(results, modules, OPTIONS)
+    path = modules[0].path
+    assert log.left(path) == ""
+    log.begun(path, "r1", 1e9)
+    if verdict:
+        line = json.loads(results.read_text()) | {"verdict": verdict, "message": "why", "run": "r2"}
+        results.write_text(f"{json.dumps(line)}\n")
+    assert log.left(path) == left
+    assert log.left(modules[1].path) == ""
+    assert directory_bench.RunLog(results, modules, {**OPTIONS, "precision": "fp32"}).left(path) == ""
+    assert run_again(modules, results, OPTIONS) == (["b"] if verdict == "NO_FASTER" else ["b", "a"])
+
+
+def test_a_run_that_was_given_less_time_is_not_gone_on_with(
+    modules: list[directory_bench.Entry], tmp_path: Path
+) -> None:
+    log = directory_bench.RunLog(tmp_path / "results.jsonl", modules, OPTIONS)
+    log.begun(modules[0].path, "r1", 5.0)
+    assert log.left(modules[0].path) == ""
+
+
+@pytest.mark.parametrize(
     ("results", "code"),
     [
         ([{"verdict": "PASS"}, {"verdict": "NO_FASTER"}], 0),

@@ -27,7 +27,7 @@ from orchestrator.serving.hosting import RunHost
 from orchestrator.serving.story import Story
 from orchestrator.walks import Effort
 from warpsmith import service
-from warpsmith.errors import ArchiveFault, BadInput, Infrastructure, NotFound, ServiceGone
+from warpsmith.errors import ArchiveFault, BadInput, Infrastructure, NotFound, ServiceGone, ServiceLate
 from warpsmith.settings import Settings
 from warpsmith.v1 import optimization_service_pb2 as messages
 from warpsmith.v1 import optimization_service_pb2_grpc, run_pb2, trial_pb2
@@ -203,10 +203,10 @@ def test_runs_come_in_pages_of_a_mebibyte_also_from_a_server_that_knows_none(arc
 def test_a_full_disk_ends_the_run_and_its_watchers_hear_why(archive: Archive, monkeypatch: pytest.MonkeyPatch) -> None:
     add_trial = archive.add_trial
 
-    def full(run_id: str, trial: object, event: object) -> None:
-        if trial.number >= 3:  # type: ignore[attr-defined]
+    def full(run_id: str, trial: trial_pb2.Trial, event: run_pb2.RunEvent, epoch: int) -> None:
+        if trial.number >= 3:
             raise ArchiveFault("cannot write: the disk is full; what was found so far stays readable")
-        add_trial(run_id, trial, event)  # type: ignore[arg-type]
+        add_trial(run_id, trial, event, epoch)
 
     monkeypatch.setattr(archive, "add_trial", full)
     with serving(archive, testing.World()) as orchestrator:
@@ -318,6 +318,24 @@ def test_who_watches_hears_once_that_the_orchestrator_is_away_and_that_it_is_bac
     assert len(looked) == 5
     follow([2, 9])
     assert told == [], "a connection that ends by its age is nothing to tell of"
+
+
+def test_a_watch_whose_orchestrator_stands_still_at_the_end_still_ends_with_the_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(client, "PAUSES_S", (0.0, 0.0))
+    silent = [True]
+
+    class Stopped(Breaking):
+        def GetRun(self, request: messages.GetRunRequest, timeout: float) -> messages.GetRunResponse:
+            if silent.pop():
+                silent.append(False)
+                raise ServiceLate("GetRun: DEADLINE_EXCEEDED")
+            return super().GetRun(request, timeout)
+
+    seen: list[int] = []
+    assert client.follow(Stopped([9, 9]), "r", lambda event: seen.append(event.number)).id == "r"
+    assert (seen, silent) == ([1, 2, 3, 4, 5], [])
 
 
 def test_a_stop_that_was_asked_for_while_the_orchestrator_was_away_reaches_the_next(

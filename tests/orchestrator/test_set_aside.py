@@ -25,7 +25,7 @@ from orchestrator.serving.local import LocalServices
 from orchestrator.serving.reviving import Reviving
 from orchestrator.serving.story import Story
 from orchestrator.walks import Effort
-from warpsmith.errors import ServiceDied, WorkerCrashed
+from warpsmith.errors import ServiceDied, WorkerCrashed, WorkerKilled
 from warpsmith.v1 import (
     benchmark_service_pb2,
     candidate_pb2,
@@ -107,6 +107,9 @@ class Mortal:
     def compare(self, program: candidate_pb2.Program, *_: object) -> Any:
         raise WorkerCrashed("gone", signal_number=9, stderr_tail="much memory", method=program.sources[0].name)
 
+    def measure(self, _: object) -> Any:
+        raise WorkerKilled("gone", signal_number=9, method="measure")
+
     def settle(self) -> None: ...
 
     def close(self) -> None: ...
@@ -134,6 +137,25 @@ def test_a_program_over_which_three_judges_end_is_set_aside_and_a_module_that_en
                 compare("c", "prepare")
     finally:
         servicer.close()
+
+
+def test_a_program_whose_process_somebody_kills_three_times_is_set_aside_and_not_charged_before() -> None:
+    servicer = BenchmarkServicer(Mortal())  # type: ignore[arg-type]
+    program = candidate_pb2.Program(digest="a")
+    task = task_pb2.Task(target=task_pb2.TARGET_CPU)
+    request = benchmark_service_pb2.MeasureArtifactRequest(task=task, program=program)
+    try:
+        for _ in range(2):
+            with pytest.raises(WorkerKilled):
+                servicer.MeasureArtifact(request, None)
+        fault = servicer.MeasureArtifact(request, None).fault
+    finally:
+        servicer.close()
+    assert fault.kind == SET_ASIDE
+    assert fault.detail == "set aside: 3 processes ended over it, the last one by SIGKILL from outside"
+    assert [(end.worker, end.work, end.how) for end in fault.ends] == [
+        ("candidate", "measure", "SIGKILL from outside")
+    ] * 3
 
 
 DEADLY = """

@@ -12,8 +12,9 @@ import sys
 import threading
 import time
 import urllib.request
-from collections.abc import Iterator
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ from orchestrator.archive import Archive
 from orchestrator.commands import client
 from orchestrator.serving import dialing, fake_service
 from warpsmith import service
-from warpsmith.errors import LimitReached
+from warpsmith.errors import BadInput, LimitReached
 from warpsmith.service import Patience
 from warpsmith.settings import Settings
 from warpsmith.v1 import optimization_service_pb2 as messages
@@ -89,10 +90,17 @@ class Orchestrator:
     def client(self) -> client.Optimization:
         return dialing.orchestrator_at(self.address)  # type: ignore[return-value]
 
-    def runs_here(self) -> set[str]:
+    def _metrics(self) -> list[str]:
         with urllib.request.urlopen(f"http://127.0.0.1:{self._port(1)}/metrics") as page:
-            lines = page.read().decode().splitlines()
-        return {line.split('"')[1] for line in lines if line.startswith("warpsmith_run_here{")}
+            lines: list[str] = page.read().decode().splitlines()
+        return lines
+
+    def runs_here(self) -> set[str]:
+        return {line.split('"')[1] for line in self._metrics() if line.startswith("warpsmith_run_here{")}
+
+    def waits_for_the_archive(self) -> bool:
+        (count,) = (line.split()[1] for line in self._metrics() if line.startswith("warpsmith_archive_waiting "))
+        return float(count) > 0
 
     def end(self, number: int) -> int:
         self.process.send_signal(number)
@@ -224,6 +232,31 @@ def test_a_run_is_stopped_by_another_orchestrator_at_once(pool: Pool) -> None:
     assert took < 3.0, "who would look for it does so once a minute here"
 
 
+def test_who_asks_another_orchestrator_to_resume_a_run_under_way_watches_it_there(pool: Pool) -> None:
+    """And where it was left or stopped, that one goes on with it; of several that are asked at once, one does."""
+    first, second, third = pool.start(), pool.start(), pool.start()
+    run = client.create(first.client, testing.task(), BUDGET, fresh=True)
+    thread, heard = in_thread(second.client, run.id)
+    until(heard, 2)
+    told = client.resume(second.client, run.id)
+    assert (told.id, told.state) == (run.id, run_pb2.RUN_STATE_SEARCHING)
+    assert first.runs_here() == {run.id}
+    assert not second.runs_here()
+    client.cancel(first.client, run.id)
+    thread.join(60)
+    assert heard[-1].run.state == run_pb2.RUN_STATE_CANCELLED
+    with ThreadPoolExecutor(2) as both:
+        again = list(both.map(lambda each: client.resume(each.client, run.id), (second, third)))
+    assert {each.id for each in again} == {run.id}
+    assert not any(each.state == run_pb2.RUN_STATE_CANCELLED for each in again)
+    thread, more = in_thread(first.client, run.id)
+    thread.join(120)
+    pool.require_whole(run.id, more)
+    assert sum(event.run.state == run_pb2.RUN_STATE_QUEUED for event in more) == 2, "at its start, and taken up once"
+    with pytest.raises(BadInput, match="has ended: "):
+        client.resume(third.client, run.id)
+
+
 def test_limits_count_over_all(pool: Pool) -> None:
     more = {"WARPSMITH_MOST_RUNS": "2"}
     first, second = pool.start(**more), pool.start(**more)
@@ -312,3 +345,52 @@ def test_a_rolling_update_interrupts_no_run(pool: Pool) -> None:
         print(f"\nhanded over {len(gaps)} times, within {max(gaps, default=0.0):.2f} s")
         assert all(gap < 4.0 for gap in gaps), "a lease, which nobody has to wait for, is 20 s"
     assert sum("left after" in event.run.message for _, heard in watching for event in heard) >= 2
+
+
+@contextmanager
+def locked(_: Any, url: str, *_others: object) -> Iterator[None]:
+    """Somebody has all tables for himself; the block begins once an orchestrator waits for one."""
+    import psycopg
+
+    with psycopg.connect(url) as connection:
+        tables = connection.execute("select tablename from pg_tables where schemaname = 'public'").fetchall()
+        connection.execute(f"lock table {', '.join(name for (name,) in tables)} in access exclusive mode".encode())
+        waits = "select count(*) from pg_stat_activity where wait_event_type = 'Lock' and datname = current_database()"
+        eventually(lambda: connection.execute(waits.encode()).fetchone()[0] > 0)  # type: ignore[index]
+        yield
+        connection.rollback()
+
+
+@contextmanager
+def away(postgresql: Any, _: str, orchestrators: list[Orchestrator]) -> Iterator[None]:
+    """The server has ended; the block begins once an orchestrator waits for it."""
+    postgresql.stop()
+    try:
+        eventually(lambda: any(each.waits_for_the_archive() for each in orchestrators))
+        yield
+    finally:
+        postgresql.start()
+
+
+def eventually(is_so: Callable[[], bool]) -> None:
+    end = time.monotonic() + 60
+    while not is_so():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize("fault", [locked, away])
+def test_a_database_that_is_locked_or_away_for_a_while_costs_runs_time_and_no_trial(
+    pool: Pool, postgresql: Any, fault: Callable[..., AbstractContextManager[None]]
+) -> None:
+    """`HOLD=60` in the environment has it so for as many seconds more, in which all leases end."""
+    orchestrators = [pool.start(), pool.start()]
+    runs = [client.create(each.client, testing.task(), BUDGET, fresh=True) for each in orchestrators]
+    watching = [in_thread(each.client, run.id) for each, run in zip(reversed(orchestrators), runs, strict=True)]
+    for _, heard in watching:
+        until(heard, 2)
+    with fault(postgresql, pool.url, orchestrators):
+        time.sleep(float(os.environ.get("HOLD") or 0))
+    for (thread, heard), run in zip(watching, runs, strict=True):
+        thread.join(180)
+        pool.require_whole(run.id, heard)

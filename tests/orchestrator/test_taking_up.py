@@ -14,7 +14,7 @@ from orchestrator import testing
 from orchestrator.archive import Archive
 from orchestrator.search.beam import Beam
 from orchestrator.search_run import SearchRun
-from orchestrator.serving import hosting, ownership
+from orchestrator.serving import hosting, ownership, taking_up
 from orchestrator.serving.device_gate import DeviceGate
 from orchestrator.serving.ownership import Owner
 from orchestrator.serving.story import Story
@@ -178,6 +178,43 @@ def test_who_has_lost_a_run_writes_no_more_of_it(archive: Archive) -> None:
     assert len(archive.trials("r")) == len(archive.events("r")) == len(story.trials) == 1
     for owner in (old, new):
         owner.close()
+    other.close()
+
+
+def test_who_has_lost_a_run_and_taken_it_up_again_writes_nothing_of_before(archive: Archive) -> None:
+    """As where the archive was away from all: each takes the other for dead when it is back."""
+    first = Owner(archive, stays=True)
+    run = run_pb2.Run(id="r", task=testing.task(), state=run_pb2.RUN_STATE_SEARCHING)
+    archive.put_run(run)
+    before = Story(archive, run)
+    other = Archive(database_url_of(archive))
+    second = Owner(other, stays=True)
+    taking_up.taken_up(other, second, "r", first.name).run_changed(run)
+    again = taking_up.taken_up(archive, first, "r", second.name)
+    for say in (lambda: before.trial_ended(trial_pb2.Trial(number=1)), lambda: before.run_changed(run)):
+        with pytest.raises(RunLost):
+            say()
+    again.trial_ended(trial_pb2.Trial(number=1))
+    assert [event.number for event in archive.events("r")] == [1, 2]
+    assert before.is_left
+    for owner in (first, second):
+        owner.close()
+    other.close()
+
+
+def test_a_stopped_run_that_another_orchestrator_takes_up_at_this_moment_is_not_taken_from_it(
+    archive: Archive,
+) -> None:
+    """What the run's own record says is older than who has it."""
+    left(archive, None, state=run_pb2.RUN_STATE_CANCELLED)
+    run, first = archive.run("left"), ownership.owner_of(archive, "left")
+    other = Archive(database_url_of(archive))
+    second = Owner(other, stays=True)
+    taking_up.taken_up(other, second, "left", first, anew=True)
+    assert archive.run("left").state == run_pb2.RUN_STATE_QUEUED, "and so is who watches it told"
+    with pytest.raises(RunLost, match="under way at another orchestrator"):
+        taking_up.last_owner(archive, run)
+    second.close()
     other.close()
 
 
@@ -360,15 +397,18 @@ def test_a_task_that_no_client_could_have_sent_is_not_taken_up(archive: Archive)
     assert not world.calls
 
 
-def test_a_run_that_is_under_way_elsewhere_is_watched_and_not_resumed(archive: Archive) -> None:
+def test_a_run_that_is_under_way_elsewhere_stays_there_when_resumed_here_and_is_watched(
+    archive: Archive,
+) -> None:
     living = Owner(archive, stays=True)
     run = run_pb2.Run(id="r", task=testing.task(), state=run_pb2.RUN_STATE_SEARCHING)
     archive.put_run(run)
     story = Story(archive, run)
     story.run_changed(run)
     with hosted(archive, testing.World()) as host:
-        with pytest.raises(BadInput, match="under way at another orchestrator"):
-            host.resume("r")
+        assert host.resume("r").state == run_pb2.RUN_STATE_SEARCHING
+        assert ownership.owner_of(archive, "r") == living.name
+        assert host._stories == {}
         watch = testing.heard(host.watch("r", 0))
         assert next(watch).number == 1
         story.trial_ended(trial_pb2.Trial(number=1))

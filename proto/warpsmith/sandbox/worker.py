@@ -134,8 +134,8 @@ class Worker:
             for descriptor in (requests, replies, printed):
                 os.close(descriptor)
         self._open = True
-        self._of_the_jail: frozenset[int] = frozenset()
-        """Processes that confine the others, and are never stopped."""
+        self.at_first = self._of_the_jail = frozenset[int]()
+        """Processes of the jail before it was called; of them those that confine the others, and are never stopped."""
         self.stopped: set[int] = set()
         """Processes that `pause` has stopped at some time."""
         self._tail = _Tail(output)
@@ -147,16 +147,19 @@ class Worker:
             self.close()
             raise
         # Nothing untrusted has run: a process that has a child now is the jail's own.
-        self._of_the_jail = frozenset(each for each in self.processes if jail_init.descendants(each))
-        from warpsmith.sandbox import worker_metrics as metrics
-
-        metrics.starts.labels(metrics.name(entry)).inc()
-        self._losses = {why: metrics.losses.labels(metrics.name(entry), why) for why in ("timeout", "crash")}
+        self.at_first = self.processes
+        self._of_the_jail = frozenset(each for each in self.at_first if jail_init.descendants(each))
+        self._losses = _counted(entry)
 
     @property
     def alive(self) -> bool:
         """Whether it can take another call."""
         return self._open and self._jailed.process.poll() is None
+
+    @property
+    def exit(self) -> jail.Exit | None:
+        """How it ended; None while it has not."""
+        return self._jailed.wait(0.0)
 
     @property
     def processes(self) -> frozenset[int]:
@@ -274,11 +277,10 @@ class Worker:
             name = self._receive(name_length, end).decode(errors="replace")
             body = self._receive(body_length, end)
         except TimeoutError:
+            late = _late(self, f"within {deadline_s:g} s", method)
             self._jailed.close()
             self._hang_up()
-            raise WorkerTimeout(
-                f"{self.entry}: {method} gave no answer within {deadline_s:g} s; the worker was killed"
-            ) from None
+            raise late from None
         except (EOFError, OSError) as error:
             self._jailed.wait(1.0)  # the pipe closes a moment before the process can say how it ended
             raise self._crashed(method, str(error)) from None
@@ -291,11 +293,11 @@ class Worker:
         raise self._crashed(method, "sent a malformed record")
 
     def _crashed(self, method: str, reason: str) -> WorkerCrashed:
-        ended = self._jailed.close()
+        own, end = self.exit is not None, self._jailed.close()
         self._hang_up()
-        said, last = f"{self.entry}: {method}: the worker {reason} ({ended})", self._tail.text(settle_s=1.0)
+        said, last = f"{self.entry}: {method}: the worker {reason} ({end})", self._tail.text(settle_s=1.0)
         return WorkerCrashed(
-            said, signal_number=ended.signal_number, exit_code=ended.code, stderr_tail=last, method=method
+            said, signal_number=end.signal_number, exit_code=end.code, stderr_tail=last, method=method, by_itself=own
         )
 
     def _send(self, record: bytes, end: float) -> None:
@@ -351,6 +353,28 @@ def _is_running(process: int, *, is_told: bool) -> bool:
                 state = Path(f"/proc/{process}/task/{thread}/stat").read_bytes().rpartition(b") ")[2][:1]
                 if state not in still:
                     return True
+    return False
+
+
+def _counted(entry: str) -> dict[str, Any]:
+    """Counts a start; the counters of how workers are lost."""
+    from warpsmith.sandbox import worker_metrics as metrics
+
+    metrics.starts.labels(metrics.name(entry)).inc()
+    return {why: metrics.losses.labels(metrics.name(entry), why) for why in ("timeout", "crash")}
+
+
+def _late(worker: Worker, when: str, method: str) -> WorkerTimeout:
+    """Says whether a worker that gives no answer stands still by a signal that is not `pause`'s. What it has started
+    may stop itself."""
+    was_stopped = any(map(_is_stopped, worker.at_first - worker.stopped))
+    how = "stood still" if was_stopped else "gave no answer"
+    return WorkerTimeout(f"{worker.entry}: {method} {how} {when}; the worker was killed", was_stopped=was_stopped)
+
+
+def _is_stopped(process: int) -> bool:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{process}/stat").read_bytes().rpartition(b") ")[2][:1] == b"T"
     return False
 
 
