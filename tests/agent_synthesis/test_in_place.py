@@ -143,7 +143,10 @@ def test_what_others_see_being_written_stays_in_place() -> None:
         places = torch.zeros(1, dtype=torch.int64)
         return held["p"][0].index_copy_(0, places, gradients[0][:1]).sum() + held["p"][0].mul_(2).sum()
 
-    assert all(map(leaves_alone, (viewed, part, given_back, copied, drawn, cached)))
+    def narrowed(held: Lists, gradients: Sequence[torch.Tensor]) -> torch.Tensor:
+        return held["p"][0].mul_(gradients[0].double()).add_(1).sum()
+
+    assert all(map(leaves_alone, (viewed, part, given_back, copied, drawn, cached, narrowed)))
     assert not leaves_alone(one_by_one)
 
 
