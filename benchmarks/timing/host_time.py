@@ -3,12 +3,14 @@
     python -m benchmarks.timing.host_time [--only pointwise norm …] [--flavours module package] [--out host.jsonl]
     python -m benchmarks.timing.host_time --target cuda
     python -m benchmarks.timing.host_time --shapes 10
+    python -m benchmarks.timing.host_time --grad
 
 Tiny modules, on whose tensors a kernel takes next to nothing, each as the program that a search begins with and as it
 is exported. Batches of calls of the module and of its export take turns, in an order that is drawn anew for each round;
 told are the medians over all rounds, and of the differences within a round also a 95 % interval. On a GPU batches are
 timed without waiting for it, and it is waited for between them. A run takes half a minute, and nothing is judged.
-`--shapes 10`: exports hold kernels for ten shapes, of which the call has the first, and then the tenth.
+`--shapes 10`: exports hold kernels for ten shapes, of which the call has the first, and then the tenth. `--grad`: a
+call is a forward and the gradients of all inputs and parameters, by the kernels of the whole plan.
 
     module     eager µs   export µs   over eager µs [95 %]      bar
 """
@@ -38,10 +40,10 @@ from agent_synthesis.synthesizer import BuiltInSynthesizer
 from benchmarks.timing import cpu_examples
 from orchestrator.exports import export_files, export_training
 from orchestrator.exports.export import Exported, ExportedFolder, Exporter
-from orchestrator.tasks import intake
+from orchestrator.tasks import intake, intake_worker
 from warpsmith import plugins
 from warpsmith.graphs import dtypes
-from warpsmith.v1 import reasoning_service_pb2, run_pb2, timing_pb2
+from warpsmith.v1 import analysis_pb2, hypothesis_pb2, reasoning_service_pb2, run_pb2, timing_pb2
 
 BAR_US = 10.0
 """Most that a call of an export may take beyond eager's."""
@@ -72,6 +74,19 @@ class HostTime:
     high_us: float
     target: str
     torch: str
+    is_step: bool = False
+    """Whether a call is a forward and its backward."""
+
+
+def a_step(source: Path, target: str, grad: str = "all") -> run_pb2.Run:
+    """A run that the whole plan of a module's training step has won: nothing is compiled or judged here."""
+    request = intake.Request(str(source), target=target, gradients=intake.gradients(grad))
+    seen = intake_worker.inspect(intake.read(request))
+    run = run_pb2.Run(id="host-time", state=run_pb2.RUN_STATE_FASTER, task=intake.described(seen, [], [], []))
+    move = analysis_pb2.Move(kind=analysis_pb2.MOVE_KIND_AUTHOR, group="*")
+    run.best.candidate.CopyFrom(BuiltInSynthesizer().synthesize(run.task, hypothesis_pb2.Hypothesis(moves=[move])))
+    run.best.timing.faster, run.best.timing.tier = True, timing_pb2.TIER_FINAL
+    return run
 
 
 def a_run(source: Path, target: str) -> run_pb2.Run:
@@ -113,7 +128,8 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
 def measured(name: str, source: Path, flavour: str, place: int, options: argparse.Namespace) -> HostTime:
     """The time of one module's export beside the module's own, whose shape has a `place` among several, from 0."""
     exporter: Exporter = plugins.load("exporter", flavour)
-    runs = [a_run(each, options.target) for each in _shapes(source, options.shapes)]
+    made_by = a_step if options.grad else a_run
+    runs = [made_by(each, options.target) for each in _shapes(source, options.shapes)]
     for number, run in enumerate(runs):
         run.id = f"host-time-{number}"
     runs.insert(place, runs.pop(0))
@@ -125,17 +141,28 @@ def measured(name: str, source: Path, flavour: str, place: int, options: argpars
     model.load_state_dict(original.state_dict())
     given = [value.to(options.target) for value in _loaded(source).get_inputs()]
     wait = torch.cuda.synchronize if options.target == "cuda" else lambda: None
-    with torch.no_grad():
-        torch.testing.assert_close(model(*given), original(*given))
-        if guard.read(model, given, {}) is None:
-            raise SystemExit(f"{name}: its own call is not answered by the kernel")
-        arms = [lambda: original(*given), lambda: model(*given)]
+    if guard.read(model, given, {}) is None:
+        raise SystemExit(f"{name}: its own call is not answered by the kernel")
+    arms = [_step(each, given) if options.grad else functools.partial(each, *given) for each in (original, model)]
+    with torch.set_grad_enabled(options.grad):
+        torch.testing.assert_close(*(arm() for arm in arms), rtol=1e-4, atol=1e-4)
         batches(arms, 3, options.calls, wait)
         eager, ours = batches(arms, options.rounds, options.calls, wait)
     over = [mine - theirs for mine, theirs in zip(ours, eager, strict=True)]
     eager_us, ours_us, over_us = (statistics.median(values) for values in (eager, ours, over))
     row = f"{place + 1}/{len(runs)}" if len(runs) > 1 else ""
-    return HostTime(name, flavour, row, eager_us, ours_us, over_us, *interval(over), options.target, torch.__version__)
+    within = interval(over)
+    return HostTime(
+        name, flavour, row, eager_us, ours_us, over_us, *within, options.target, torch.__version__, options.grad
+    )
+
+
+def _step(module: torch.nn.Module, given: Sequence[torch.Tensor]) -> Callable[[], Any]:
+    """A call of a module and of its backward: gives the gradients."""
+    inputs = [value.clone().requires_grad_() for value in given]
+    wanted, made = [*inputs, *module.parameters()], module(*inputs)
+    gradient = torch.linspace(-1.0, 1.0, made.numel(), device=made.device).reshape(made.shape)
+    return lambda: torch.autograd.grad(module(*inputs), wanted, gradient)
 
 
 def _shapes(source: Path, count: int) -> Iterator[Path]:
@@ -195,6 +222,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--target", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--shapes", type=int, default=1, help="that an export has kernels for")
+    parser.add_argument("--grad", action="store_true", help="training steps")
     parser.add_argument("--rounds", type=int, default=200, help="batches of each arm")
     parser.add_argument("--calls", type=int, default=100, help="of a batch")
     parser.add_argument("--out", type=Path, help="a file that each result is added to, one line of JSON each")

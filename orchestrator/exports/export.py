@@ -294,11 +294,17 @@ def bindings(part: Part, names: Names, input_count: int, owner: str) -> list[str
     return lines
 
 
+_LARGE = 1 << 16
+"""Elements from which memory may be a megabyte, which is kept for the next result (`carried/cpu_runtime.py`)."""
+
+
 def _allocation(buffer: candidate_pb2.Buffer, name: str, target: task_pb2.Target.ValueType) -> str:
     spec = buffer.spec
     layout = f"{tuple(spec.shape)}, {tuple(spec.strides)}"
     if target == task_pb2.TARGET_CPU:
-        return f"{name} = _ws_result({layout}, {library_steps.dtype(spec.dtype)})"
+        reach = sum((extent - 1) * stride for extent, stride in zip(spec.shape, spec.strides, strict=True))
+        made = "_ws_result" if reach >= _LARGE else "_ws_small"
+        return f"{name} = {made}({layout}, {library_steps.dtype(spec.dtype)})"
     return f"{name} = _ws_empty({layout}, {library_steps.dtype(spec.dtype)})"
 
 
@@ -403,14 +409,15 @@ def forward(
         places = [place for place, name in enumerate(members(program), start=input_count) if name in own]
         functions.append(f"_ws_kept{mark} = _WsKept(_ws_prepare{mark}, {places})")
         given = [f"leaves = [*leaves, *_ws_kept{mark}(leaves)]"]
+    lines = [*bindings(part, names, input_count, owner="owner" if in_graph else "stream"), *body_of(part, names, steps)]
+    needs_device = any(re.search(r"\bdevice\b", line) for line in lines)
     body = [
         '"""The verified program, step by step."""',
         *([] if in_graph else given),
-        "device = leaves[0].device",
+        *(["device = leaves[0].device"] if needs_device else []),
         *stream,
         *(["owner = stream if owner is None else owner"] if in_graph else []),
-        *bindings(part, names, input_count, owner="owner" if in_graph else "stream"),
-        *body_of(part, names, steps),
+        *lines,
     ]
     returned = f"return {outputs(program, names)}"
     if not in_graph:

@@ -36,6 +36,8 @@ def export(
 ) -> None:
     """Writes the best kernel of a run, and its record.
 
+    A training step (--grad) becomes a module that trains, by the flavours module, package and hub.
+
     Several runs of one module with other inputs (shapes, types) make one export, by the flavours module, package and
     hub: a table in it says which kernel answers which inputs, and the original answers all others.
 

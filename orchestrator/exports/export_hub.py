@@ -17,7 +17,7 @@ import re
 from collections.abc import Mapping, Sequence
 from string import Template
 
-from orchestrator.exports import export_module, export_operator, export_package
+from orchestrator.exports import export_module, export_operator, export_package, export_training
 from orchestrator.exports.export import ExportedFolder
 from warpsmith.v1 import run_pb2
 
@@ -119,8 +119,8 @@ $numbers
 ## What is promised
 
 Calls like $verified run $kernels: these shapes, strides, types and device, the module as it was constructed,
-no gradient, no autocast. Any other call runs the original forward, which is in the module. Under `torch.compile` (also
-`fullgraph=True`) a verified call is one operator in this build's namespace; there, results are copies where the
+$gradient, no autocast. Any other call runs the original forward, which is in the module. Under `torch.compile` (also
+`fullgraph=True`) a verified call is $operators; there, results are copies where the
 original would give views of its inputs. $derivative
 
 It has no `layers` for `kernelize`: a kernel is verified for this module as it is constructed, not for a forward that is
@@ -145,6 +145,13 @@ _NEEDS = {
 }
 
 
+_OPERATORS = {
+    False: "one operator in this build's namespace",
+    True: "two operators in this build's namespace, of the forward and of the backward",
+}
+"""What a compiled call is, of a forward and of a training step."""
+
+
 class HubExporter(export_operator.FolderExporter):
     """A folder for the Kernel Hub."""
 
@@ -157,7 +164,7 @@ def _folder(runs: Sequence[run_pb2.Run], records: Sequence[str]) -> ExportedFold
         export_operator.require_pure(run.best.candidate.program)
     words = _words(runs)
     package = words["package"]
-    sources = {"__init__.py": _INIT, "kernel.py": export_operator.module(runs, _way(runs))}
+    sources = {"__init__.py": _INIT, "kernel.py": export_training.module_of(runs, _way(runs))}
     built = {**sources, "_ops.py": _OPS.substitute(words), f"{package}/__init__.py": _FLAT.substitute(words)}
     built["metadata.json"] = _metadata(words, built)
     files = {
@@ -168,7 +175,7 @@ def _folder(runs: Sequence[run_pb2.Run], records: Sequence[str]) -> ExportedFold
         **{f"torch-ext/{package}/{path}": text for path, text in sources.items()},
         **{f"build/{words['variant']}/{path}": text for path, text in built.items()},
         "tests/__init__.py": '"""Tests of the kernel."""\n',
-        f"tests/test_{package}.py": export_package.TESTS.substitute(words),
+        f"tests/test_{package}.py": export_package.tests(runs, words),
     }
     return ExportedFolder(package, files)
 
@@ -197,6 +204,7 @@ def _words(runs: Sequence[run_pb2.Run]) -> dict[str, str]:
         "name": words["distribution"],
         "id": own,
         "operator": f"{own}.call",
+        "operators": _OPERATORS[export_training.is_step(runs[0])],
         "backend": backend,
         "variant": f"torch-{backend}",
         "license": "unknown",

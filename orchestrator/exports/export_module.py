@@ -87,29 +87,35 @@ def kernel(run: run_pb2.Run, names: Names, sources: str, *, code: str = "", mark
     return [made, export.guard(run, mark), function]
 
 
-def unguarded(run: run_pb2.Run, names: Names, sources: str, *, code: str = "", mark: str = "") -> tuple[str, str]:
-    """The same without a guard: what builds and launches the kernels, and `_ws_forward`."""
-    program = run.best.candidate.program
+def unguarded(
+    run: run_pb2.Run, names: Names, sources: str, *, code: str = "", mark: str = "", of: str = ""
+) -> tuple[str, str]:
+    """The same without a guard: what builds and launches the kernels, and `_ws_forward`. `of`: what stands after the
+    names of the kernels that are launched, where several programs launch the same."""
+    program, own = run.best.candidate.program, of or mark
     on_gpu = program.target == task_pb2.TARGET_CUDA
-    launches, steps = list[str](), list[list[str]]()
+    launches, packs, steps = list[str](), dict[str, str](), list[list[str]]()
     for number, step in enumerate(program.steps):
         match step.WhichOneof("kind"):
             case "launch" if on_gpu:
                 before, buffers, after = names.placed(step.launch)
-                launches.append(f"_ws_launch{mark}_{number} = {_cuda_launch(step.launch, mark)}")
+                launches.append(f"_ws_launch{mark}_{number} = {_cuda_launch(step.launch, own)}")
                 launch = f"_ws_launch{mark}_{number}({', '.join(_arguments(step.launch, buffers))})"
                 steps.append([*before, launch, *after])
             case "launch":
                 before, buffers, after = names.placed(step.launch)
-                launch = f"_ws_kernels{mark}.launch({', '.join([repr(step.launch.entry), *buffers])})"
-                steps.append([*before, launch, *after])
+                addresses = ", ".join(f"{name}.data_ptr()" for name in buffers)
+                packed = f"_ws_packed_{len(buffers)}"
+                packs[packed] = f'{packed} = struct.Struct("{len(buffers)}P").pack'
+                steps.append([*before, f"_ws_kernels{own}[{step.launch.entry!r}]({packed}({addresses}))", *after])
             case "library":
                 steps.append(export.library_call(step, names))
             case "memset":
                 steps.append([export.fill(step.memset, names)])
     flags = [repr(hardware.architecture(program))] if on_gpu else [repr(list(FLAGS)), repr(list(LINKED)), "_ws_require"]
     built = [f"_WS_SOURCES{mark}", *flags, *([code] if code else [])]
-    made = [f"_WS_SOURCES{mark} = {sources}", f"_ws_kernels{mark} = _WsKernels({', '.join(built)})", *launches]
+    made = [f"_WS_SOURCES{mark} = {sources}", f"_ws_kernels{mark} = _WsKernels({', '.join(built)})"] * (own == mark)
+    made += [*launches, *(packs[name] for name in sorted(packs))]
     return "\n".join(made), export.forward(run, names, steps, mark=mark)
 
 

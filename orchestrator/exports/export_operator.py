@@ -123,12 +123,11 @@ def module(runs: Sequence[run_pb2.Run], way: Way) -> str:
         if mark != "_1":
             parts.append(export.reference(run.task, mark, runs[0].task).strip())  # for its get_inputs
         parts += _registered(run, way, mark)
-    schema = _schema(runs[0], Names(runs[0].best.candidate.program))
     kernels, entries = (
         ", ".join(f"{name}{mark}" for mark in marks(runs)) for name in ("_ws_operator", "_ws_entry")
     )  # fmt: skip
     parts += [
-        f"_ws_entries = [{entries}]\n_ws_operator = _WsOperators({way.name}, {schema}, {kernels})",
+        f"_ws_entries = [{entries}]\n_ws_operator = _WsOperators({way.name}, {schema(runs[0])}, {kernels})",
         export_shapes.table(runs, "(_ws_forward{mark}, _ws_nested{mark})"),
         export.model(_ANSWERS.format(call=way.call), "_ws_shapes", "kernel, tensors"),
     ]
@@ -151,7 +150,7 @@ def _registered(run: run_pb2.Run, way: Way, mark: str) -> list[str]:
         mark=mark,
         reference=export.reference_package(run.task),
         operator=way.name,
-        schema="None" if mark else _schema(run, names),
+        schema="None" if mark else schema(run),
         made="".join(
             f"({tuple(specs[n].shape)}, {tuple(specs[n].strides)}, {library_steps.dtype(specs[n].dtype)}), "
             for n in distinct
@@ -165,8 +164,10 @@ def _registered(run: run_pb2.Run, way: Way, mark: str) -> list[str]:
     return [*kernel, registered]
 
 
-def _schema(run: run_pb2.Run, names: Names) -> str:
-    tensors = ", ".join(f"Tensor {name}" for name in _schema_names(given(run, names)))
+def schema(run: run_pb2.Run) -> str:
+    """The operator's schema as a Python literal."""
+    names = given(run, Names(run.best.candidate.program))
+    tensors = ", ".join(f"Tensor {name}" for name in _schema_names(names))
     return f'"({tensors}) -> Tensor[]"'
 
 

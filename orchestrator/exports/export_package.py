@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from string import Template
 
-from orchestrator.exports import export, export_module, export_operator
+from orchestrator.exports import export, export_module, export_operator, export_training
 from orchestrator.exports.export import ExportedFolder, Names
 from warpsmith import hardware
 from warpsmith.v1 import run_pb2, task_pb2
@@ -61,7 +61,7 @@ class Build(build_py):
 setup(cmdclass={"build_py": Build})
 ''')
 
-TESTS = Template('''"""Whether the kernel is right here: on fresh values, as an operator, and compiled."""
+_TESTS = Template('''"""Whether the kernel is right here: on fresh values, as an operator, and compiled."""
 
 import copy
 $imports
@@ -104,7 +104,9 @@ def require_close(ours, theirs):
             torch.testing.assert_close(mine, other, rtol=near, atol=near * max(1.0, float(other.abs().max())))
         else:
             torch.testing.assert_close(mine, other)
+''')
 
+_FORWARD_TESTS = Template("""
 
 @pytest.mark.parametrize("case", range(len(CASES)))
 def test_the_module_is_right_on_fresh_values(case):
@@ -135,6 +137,75 @@ def test_a_compiled_module_is_one_graph_with_the_operator_in_it(case):
         given = inputs(case)
         require_close(compiled(*copy.deepcopy(given)), theirs(*given))
     assert any(target.startswith("$operator") for target in seen), seen
+""")
+
+_TRAINING_TESTS = Template('''
+
+def asked(module, given):
+    """Copies of a call's arguments, and what the step gives gradients of: alone they require one."""
+    places, members = iter(kernel._ws_training.wanted), CASES[0][0]._members
+    leaves, structure = torch.utils._pytree.tree_flatten(copy.deepcopy(given))
+    wanted = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and next(places)]
+    names = {name for name, is_wanted in zip(members, places, strict=True) if is_wanted}
+    for leaf in wanted:
+        leaf.requires_grad_()
+    for name, parameter in module.named_parameters():
+        parameter.requires_grad_(name in names)
+    wanted += [parameter for name, parameter in module.named_parameters() if name in names]
+    return torch.utils._pytree.tree_unflatten(leaves, structure), wanted
+
+
+def trained(module, given, call=None):
+    """Outputs and gradients of a sum of them with weights; `call`: what the module is called by."""
+    given, wanted = asked(module, given)
+    made = torch.utils._pytree.tree_leaves((module if call is None else call)(*given))
+    made = [each for each in made if isinstance(each, torch.Tensor)]
+    draw, weighed = torch.Generator().manual_seed(1), []
+    for each in made:
+        if each.requires_grad:
+            weighed.append((each * torch.randn(each.shape, generator=draw).to(each)).sum())
+    return [each.detach() for each in made], torch.autograd.grad(sum(weighed), wanted)
+
+
+def test_the_module_trains_on_fresh_values(monkeypatch):
+    theirs, ours = modules()
+    said = []
+    for name in ("forward", "backward"):
+        half = getattr(kernel._ws_training, name)
+        monkeypatch.setattr(kernel._ws_training, name, lambda t, half=half, name=name: [said.append(name), half(t)][1])
+    for _ in range(3):
+        given = inputs(0)
+        require_close(trained(ours, given), trained(theirs, given))
+    assert said == ["forward", "backward"] * 3, "the kernels answer"
+
+
+def test_without_gradients_it_gives_the_outputs():
+    theirs, ours = modules()
+    given = inputs(0)
+    with torch.no_grad():
+        require_close(ours(*copy.deepcopy(given)), theirs(*given))
+
+
+def test_both_operators_are_what_pytorch_takes_them_for():
+    wanted = zip(tensors(0), kernel._ws_training.wanted, strict=True)
+    given = [each.clone().requires_grad_(is_wanted) for each, is_wanted in wanted]
+    torch.library.opcheck(torch.ops.$operator.default, tuple(given))
+    kinds = kernel._ws_operator_backward._given
+    drawn = [torch.empty_strided(shape, strides, dtype=kind, device="$device") for shape, strides, kind in kinds]
+    for each in drawn:
+        each.normal_() if each.is_floating_point() else each.zero_()
+    torch.library.opcheck(kernel._ws_operator_backward.overload(), tuple(drawn))
+
+
+def test_a_compiled_step_is_one_graph_with_an_operator_forward_and_backward():
+    theirs, ours = modules()
+    compiled = torch.compile(ours, fullgraph=True, backend="aot_eager")
+    given = inputs(0)
+    require_close(trained(ours, given, compiled), trained(theirs, given))
+    with torch.profiler.profile() as profile:
+        trained(ours, given, compiled)
+    seen = [event.name.replace("::", ".") for event in profile.events() if event.name.startswith("$space::")]
+    assert seen == ["$operator", "${operator}_backward"], seen
 ''')
 
 _INIT = Template('''"""A module with a verified kernel; importing it registers the operator."""
@@ -153,8 +224,8 @@ $numbers
 ## What is promised
 
 Calls like $verified run $kernels: these shapes, strides, types and device, the module as it was constructed,
-no gradient, no autocast. Any other call runs the original forward, which is in the package.
-Under `torch.compile` (also `fullgraph=True`) a verified call is one operator, `torch.ops.$operator`;
+$gradient, no autocast. Any other call runs the original forward, which is in the package.
+Under `torch.compile` (also `fullgraph=True`) a verified call is $operators;
 there, results are copies where the original would give views of its inputs. A dimension that is marked as dynamic is
 refused there, and `torch.func.grad` within what is compiled.
 
@@ -220,14 +291,14 @@ def _folder(runs: Sequence[run_pb2.Run], records: Sequence[str]) -> ExportedFold
         "pyproject.toml": _PROJECT.substitute(filled),
         "README.md": _README.substitute(filled),
         f"{package}/__init__.py": _INIT.substitute(filled),
-        f"{package}/kernel.py": export_operator.module(runs, _way(filled["operator"])),
+        f"{package}/kernel.py": export_training.module_of(runs, _way(filled["operator"])),
         **{f"{package}/{name}": text for name, text in zip(record_names(runs), records, strict=True)},
         **{
             f"{package}/{folder}/{source.name}": source.text
             for folder, run in zip(_folders(runs), runs, strict=True)
             for source in run.best.candidate.program.sources
         },
-        "tests/test_kernel.py": TESTS.substitute(filled),
+        "tests/test_kernel.py": tests(runs, filled),
     }
     program = runs[0].best.candidate.program
     if program.target == task_pb2.TARGET_CUDA and _sources(runs):
@@ -274,8 +345,8 @@ def words(runs: Sequence[run_pb2.Run]) -> dict[str, str]:
         "numbers": "\n\n".join(map(_numbers, runs)),
         "verified": "the verified one" if is_one else "one of those above",
         "kernels": "the kernel" if is_one else "its kernel, by the table at the end of `kernel.py`",
-        "given": ", ".join(export_operator.given(run, Names(program))),
-        "derivative": _NO_DERIVATIVE if any(map(export_operator.draws, runs)) else _DERIVATIVE,
+        "given": ", ".join(export_operator.given(export_training.forward_of(run), Names(program))),
+        **_promises(runs, f"{package}.call_{digest}"),
         "built": _ON_GPU if on_gpu else _ON_PROCESSOR,
         "kept": f"{records} {'is the verified record' if is_one else 'are the verified records'}",
         "imports": f"\nimport {package} as package\nimport pytest\nimport torch\nfrom {package} import kernel",
@@ -283,6 +354,29 @@ def words(runs: Sequence[run_pb2.Run]) -> dict[str, str]:
         "sources": repr(_sources(runs)),
         "architecture": hardware.architecture(program),
         "compiler": export.pasted(["cuda_compile"]),
+    }
+
+
+def tests(runs: Sequence[run_pb2.Run], filled: Mapping[str, str]) -> str:
+    """A folder's own tests."""
+    own = _TRAINING_TESTS if export_training.is_step(runs[0]) else _FORWARD_TESTS
+    space = filled["operator"].partition(".")[0]
+    return _TESTS.substitute(filled) + own.substitute(filled, space=space)
+
+
+def _promises(runs: Sequence[run_pb2.Run], operator: str) -> dict[str, str]:
+    """What is said of derivatives and operators."""
+    if export_training.is_step(runs[0]):
+        wanted = export_training.differentiated(runs[0])
+        return {
+            "gradient": f"gradients of {wanted} or of none",
+            "operators": f"two operators, `torch.ops.{operator}` and, in the backward, `torch.ops.{operator}_backward`",
+            "derivative": _FIRST_DERIVATIVE,
+        }
+    return {
+        "gradient": "no gradient",
+        "operators": f"one operator, `torch.ops.{operator}`",
+        "derivative": _NO_DERIVATIVE if any(map(export_operator.draws, runs)) else _DERIVATIVE,
     }
 
 
@@ -299,5 +393,9 @@ _CASE = "[(kernel._ws_guard, kernel._ws_entry.get_inputs)]"
 _CASES = "[(row[1], entry.get_inputs) for row, entry in zip(kernel._ws_shapes.rows, kernel._ws_entries, strict=True)]"
 _DERIVATIVE = "It has the original's derivatives, of any order: the original is run again, and that is differentiated."
 _NO_DERIVATIVE = "It draws numbers, so it has no derivative; `ModelNew` has the original's."
+_FIRST_DERIVATIVE = (
+    "It gives the outputs, and then what the backward reads. Its derivative is the other operator, which has none: to "
+    "differentiate twice is an error."
+)
 _ON_GPU = "The wheel holds machine code for the verified architecture, built from `kernels/` by NVRTC."
 _ON_PROCESSOR = "g++ builds `kernels/` at the first call, kept in your cache folder."

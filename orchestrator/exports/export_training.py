@@ -1,151 +1,42 @@
-"""A training step as a module that trains: its program cut in two where the forward's results are known.
+"""A training step as a module that trains: its halves joined by an autograd function, and by two operators.
 
-The one idea: each half is a program with inputs and outputs of its own, written as any other. What the forward makes
-and the backward reads is an output of the one and an input of the other; an autograd function keeps it in between.
+The one idea: a call runs the halves by a function of autograd's, which costs least, and a compiler that looks at a call
+sees operators, as of a forward. All flavours have the same Python; a file has no operators where the step may write to
+a buffer. This writes texts and runs nothing.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
 
-from orchestrator.exports import export, export_module, export_shapes
+from orchestrator.exports import export, export_module, export_operator, export_shapes
 from orchestrator.exports.export import Exported, ExportedFolder, Exporter, Names
+from orchestrator.exports.export_operator import Way
+from orchestrator.exports.training_halves import Halves, halves
 from orchestrator.exports.writing.outputs import outputs as returned
 from warpsmith.contract import structures
 from warpsmith.errors import BadInput
-from warpsmith.program_steps import buffers_of, made_by
-from warpsmith.v1 import candidate_pb2, graph_pb2, run_pb2, task_pb2, tensor_pb2
+from warpsmith.v1 import candidate_pb2, run_pb2, task_pb2, tensor_pb2
 
-FLAVOUR = "module"
+FLAVOURS = ("module", "package", "hub")
 """That can hold a training step."""
-ANSWER = """
+_ANSWER = """
         if tensors is None or not _ws_training.serves(tensors):
             _ws_tell_once(self, tensors)
             return super().forward(*args, **kwargs)
         return _ws_structured(_ws_training(tensors))
 """
 """What the forward of a module that trains does."""
-
-
-@dataclass(frozen=True)
-class Halves:
-    """A run's training step as two programs."""
-
-    run: run_pb2.Run
-    forward: run_pb2.Run
-    """Gives the forward's outputs, then what is kept."""
-    backward: run_pb2.Run
-    """Reads the forward's inputs, what is kept (outputs first), the given gradients; gives gradients."""
-    shared: Sequence[int]
-    """Places of the forward's outputs that the backward reads."""
-
-
-def halves(run: run_pb2.Run) -> Halves:
-    """The two programs of a training step.
-
-    Raises:
-        BadInput: a step of the program gives what the forward gives and needs a gradient.
-    """
-    program, task = run.best.candidate.program, run.task
-    count = forward_outputs(task, program)
-    early = _forward_steps(program, task, count)
-    steps = list(program.steps)
-    first = [step for place, step in enumerate(steps) if place in early]
-    rest = [step for place, step in enumerate(steps) if place not in early]
-    sources = {buffer.name for buffer in program.buffers if buffer.role == candidate_pb2.ROLE_SOURCE}
-    read = {name for step in rest for name in buffers_of(step)} | {*program.outputs[count:]}
-    made = {name for step in first for name in (*made_by(step), *buffers_of(step))} - sources
-    between = [buffer for buffer in program.buffers if buffer.name in made & read]
-    results = list(program.outputs[:count])
-    shared = [place for place, name in enumerate(results) if name in {each.name for each in between}]
-    kept = [buffer for buffer in between if buffer.name not in results]
-    forward = _half(run, first, [*results, *(each.name for each in kept)], _inputs(task))
-    for buffer in forward.best.candidate.program.buffers:
-        if buffer.name in {each.name for each in kept} and buffer.role == candidate_pb2.ROLE_WORKSPACE:
-            buffer.role = candidate_pb2.ROLE_OUTPUT  # memory of its own in each call
-    specs = {buffer.name: buffer.spec for buffer in program.buffers}
-    passed = [*(results[place] for place in shared), *(each.name for each in kept)]
-    given = [*_inputs(task), *(specs[name] for name in passed), *task.training_step.gradients]
-    backward = _half(run, rest, list(program.outputs[count:]), given)
-    _number_inputs(backward.best.candidate.program, len(_inputs(task)), passed)
-    return Halves(run, forward, backward, shared)
-
-
-def forward_outputs(task: task_pb2.Task, program: candidate_pb2.Program) -> int:
-    """How many of a step's outputs, the first ones, are the forward's."""
-    return len(program.outputs) - len(task.training_step.inputs) - len(task.training_step.parameters)
-
-
-def _inputs(task: task_pb2.Task) -> list[tensor_pb2.TensorSpec]:
-    return list(task.inputs[: len(task.inputs) - len(task.training_step.gradients)])
-
-
-def _forward_steps(program: candidate_pb2.Program, task: task_pb2.Task, count: int) -> Collection[int]:
-    """Positions of the steps that run before gradients are given: all but those that need one or serve these alone."""
-    first = len(_inputs(task))
-    late_names = {
-        buffer.name
-        for buffer in program.buffers
-        if buffer.source.origin == graph_pb2.ORIGIN_INPUT and buffer.source.input_index >= first
-    }
-    late = set[int]()
-    for place, step in enumerate(program.steps):
-        if late_names & {*buffers_of(step)}:
-            late.add(place)
-            late_names |= {*made_by(step)}
-    wanted = _needed(program, program.outputs[:count])
-    if wanted & late:
-        group = program.steps[min(wanted & late)].group
-        raise BadInput(f"the step {group} gives what the forward gives and needs a gradient: it cannot be exported")
-    return set(range(len(program.steps))) - late - (_needed(program, program.outputs[count:]) - wanted)
-
-
-def _needed(program: candidate_pb2.Program, outputs: Sequence[str]) -> set[int]:
-    """Positions of the steps that some outputs need."""
-    names, found = {*outputs}, set[int]()
-    for place in reversed(range(len(program.steps))):
-        if not names.isdisjoint(made_by(program.steps[place])):
-            found.add(place)
-            names.update(buffers_of(program.steps[place]))
-    return found
-
-
-def _half(
-    run: run_pb2.Run,
-    steps: Sequence[candidate_pb2.Step],
-    outputs: Sequence[str],
-    inputs: Sequence[tensor_pb2.TensorSpec],
-) -> run_pb2.Run:
-    """A run of some of the steps, whose outputs are a tuple."""
-    made = run_pb2.Run()
-    made.CopyFrom(run)
-    program = made.best.candidate.program
-    named = {name for step in steps for name in buffers_of(step)} | {*outputs}
-    buffers = [buffer for buffer in program.buffers if buffer.name in named]
-    del program.steps[:], program.buffers[:], program.outputs[:], program.output_leaves[:], made.task.inputs[:]
-    program.steps.extend(steps)
-    program.buffers.extend(buffers)
-    program.outputs.extend(outputs)
-    leaf = {"type": None, "context": None, "children_spec": list[str]()}
-    program.output_tree = json.dumps(
-        [1, {"type": "builtins.tuple", "context": "null", "children_spec": [leaf] * len(outputs)}]
-    )
-    made.task.inputs.extend(inputs)
-    return made
-
-
-def _number_inputs(program: candidate_pb2.Program, first: int, passed: Sequence[str]) -> None:
-    """Has the backward read what is passed to it as inputs behind the forward's, and the gradients behind these."""
-    places = {name: place for place, name in enumerate(passed, start=first)}
-    for buffer in program.buffers:
-        if buffer.name in places:
-            buffer.role, buffer.alignment_bytes = candidate_pb2.ROLE_SOURCE, 0
-            buffer.source.origin = graph_pb2.ORIGIN_INPUT
-            buffer.source.input_index = places[buffer.name]
-        elif buffer.source.origin == graph_pb2.ORIGIN_INPUT and buffer.source.input_index >= first:
-            buffer.source.input_index += len(passed)
+_SEEN = """
+        if tensors is None and torch.compiler.is_compiling():
+            tensors = _ws_seen_step(_ws_training, _ws_guard, self, args, kwargs)
+            if tensors is None:
+                return super().forward(*args, **kwargs)
+            return _ws_structured({call}(*tensors))
+"""
+"""What it does before, where there are operators."""
 
 
 def export_all(exporter: Exporter, flavour: str, runs: Sequence[run_pb2.Run]) -> Exported | ExportedFolder:
@@ -155,32 +46,74 @@ def export_all(exporter: Exporter, flavour: str, runs: Sequence[run_pb2.Run]) ->
         NotFound: a run found nothing faster.
         BadInput: the flavour does not fit, or the runs do not fit together.
     """
-    if not any(run.task.HasField("training_step") for run in runs):
+    if not any(map(is_step, runs)):
         return export_shapes.export_all(exporter, flavour, runs)
-    if flavour != FLAVOUR or len(runs) > 1:
-        raise BadInput(f"{runs[0].task.name} is a training step, which --flavour {FLAVOUR} writes, of one run")
+    if flavour not in FLAVOURS or len(runs) > 1:
+        raise BadInput(
+            f"{runs[0].task.name} is a training step, which --flavour {', '.join(FLAVOURS[:-1])} and {FLAVOURS[-1]} "
+            "write, of one run"
+        )
     export.require_winner(runs[0])
-    return text(runs[0])
+    return text(runs[0]) if flavour == "module" else exporter.export(runs[0])
 
 
-# ---- the file ------------------------------------------------------------------------------------------
+def is_step(run: run_pb2.Run) -> bool:
+    """Whether a run is of a training step."""
+    return run.task.HasField("training_step")
+
+
+def differentiated(run: run_pb2.Run) -> str:
+    """Names of the inputs and parameters that a step gives gradients of, for people."""
+    step = run.task.training_step
+    found = [*(f"input {place}" for place in step.inputs), *step.parameters]
+    return ", ".join(found[:8]) + (f" and {len(found) - 8} more" if len(found) > 8 else "")
+
+
+def module_of(runs: Sequence[run_pb2.Run], way: Way) -> str:
+    """The Python module of a training step, or of forwards."""
+    return module(runs[0], way) if is_step(runs[0]) else export_operator.module(runs, way)
 
 
 def text(run: run_pb2.Run) -> Exported:
     """The file whose `ModelNew` trains; see `export.Exporter`."""
+    return Exported(f"{run.task.name}_warpsmith.py", module(run, _way(run)))
+
+
+def _way(run: run_pb2.Run) -> Way:
+    """How a file by itself names the operators, which may be there already: it is imported under several names."""
+    program = run.best.candidate.program
+    try:
+        export_operator.require_pure(program)
+    except BadInput:
+        return Way(name="", call="", texts=_texts, code=lambda *_: "")
+    parts = [program.SerializeToString(deterministic=True), run.task.SerializeToString(deterministic=True)]
+    digest = hashlib.sha256(b"".join(len(part).to_bytes(8, "little") + part for part in parts)).hexdigest()[:24]
+    name = f"warpsmith_step_{digest}"
+    return Way(f'"{name}::call"', f"torch.ops.{name}.call.default", texts=_texts, code=lambda *_: "")
+
+
+def _texts(run: run_pb2.Run, _: str) -> str:
+    return export_module.texts(run)
+
+
+def module(run: run_pb2.Run, way: Way) -> str:
+    """The Python module that defines a class that trains, and operators where the `way` has a name for them."""
     made = halves(run)
-    both = [made.forward, made.backward]
-    shared = export_module.shared_texts(both)
-    parts = [export_module.header(run), *export_module.head(both, ["training"])]
-    parts += [export_module.shared_part(shared)] if shared else []
-    for half, mark in zip(both, ("_first", "_second"), strict=True):
+    carried = ["training", *(["operator", "training_operator"] if way.name else [])]
+    imports = [*(["import importlib"] if way.name else []), *way.imports]
+    both = {"_first": made.forward, "_second": made.backward}
+    parts = [export_module.header(run), *export_module.head([*both.values()], carried, imports)]
+    sources, code = way.texts(run, ""), way.code(run, "")
+    for mark, half in both.items():
         names = Names(half.best.candidate.program)
-        parts += export_module.unguarded(half, names, export_module.texts(half, shared), mark=mark)
-    parts += [export.guard(_guarded(run)), _joined(made), _structured(run), export.model(ANSWER)]
-    return Exported(f"{run.task.name}_warpsmith.py", "\n\n\n".join(parts) + "\n")
+        parts += export_module.unguarded(half, names, sources, code=code, mark=mark, of="_first")
+    parts += [export.guard(forward_of(run)), _joined(made), _structured(made)]
+    parts += [_operators(made, way)] if way.name else []
+    seen = _SEEN.format(call=way.call).lstrip("\n") if way.name else ""
+    return "\n\n\n".join([*parts, export.model(seen + _ANSWER.lstrip("\n"))]) + "\n"
 
 
-def _guarded(run: run_pb2.Run) -> run_pb2.Run:
+def forward_of(run: run_pb2.Run) -> run_pb2.Run:
     """The run with the inputs that its forward takes."""
     made = run_pb2.Run()
     made.CopyFrom(run)
@@ -191,41 +124,112 @@ def _guarded(run: run_pb2.Run) -> run_pb2.Run:
 
 
 def _joined(made: Halves) -> str:
-    """Python that makes `_ws_training` of both halves."""
+    """Python that makes `_ws_training` of both halves: what goes from where to where is written out, as a call should
+    cost little."""
     task, program = made.run.task, made.run.best.candidate.program
-    members, inputs = export.members(program), len(_inputs(task))
+    step, members, inputs = task.training_step, export.members(program), len(made.forward.task.inputs)
     places = {name: place for place, name in enumerate(members, start=inputs)}
-    step, differentiated = task.training_step, task.training_step.inputs
-    found = [list(differentiated).index(place) if place in differentiated else None for place in range(inputs)]
-    parameters = {name: place for place, name in enumerate(step.parameters, start=len(differentiated))}
-    found += [parameters.get(name) for name in members]
-    first = [places[name] for name in export.members(made.forward.best.candidate.program)]
-    second = [places[name] for name in export.members(made.backward.best.candidate.program)]
-    kinds = [(place, export.kind(spec)) for place, spec in zip(step.outputs, step.gradients, strict=True)]
-    given = "".join(f"        ({place}, {kind}),\n" for place, kind in kinds)
-    return f"""_ws_training = _WsTraining(
-    _ws_forward_first,
+    first, second = (
+        [places[name] for name in export.members(half.best.candidate.program)] for half in (made.forward, made.backward)
+    )
+    gradients = dict(zip([*step.inputs, *step.parameters], made.gradients, strict=True))
+    found = [gradients.get(each) for each in (*range(inputs), *members)]
+    passed = [*(f"tensors[{place}]" for place in made.inputs), *_passed(made)]
+    kept = [*passed, *(f"tensors[{place}]" for place in second)]
+    outputs = [made.outputs[place] for place in step.outputs]
+    is_whole = first == list(places.values())
+    of_tensors = ", ".join(f"tensors[{place}]" for place in (*range(inputs), *first))
+    return f"""{_derivative(made, outputs, found, len(passed), len(kept))}
+
+
+_ws_training = _WsTraining(
+    {"_ws_forward_first" if is_whole else f"lambda tensors: _ws_forward_first([{of_tensors}])"},
     _ws_forward_second,
-    of_forward={[*range(inputs), *first]},
-    of_backward=({list(range(inputs))}, {second}),
-    outputs={forward_outputs(task, program)},
-    shared={list(made.shared)},
-    given=(
-{given}    ),
-    found={found},
+    device="{"cuda" if task.target == task_pb2.TARGET_CUDA else "cpu"}",
+    outputs={len(set(made.outputs))},
+    constant={[place for place in range(len(set(made.outputs))) if place not in outputs]},
+    kept=lambda tensors, made: [{", ".join(kept)}],
+    derivative=_ws_derivative,
+    wanted={tuple(place is not None for place in found)},
 )"""
 
 
-def _structured(run: run_pb2.Run) -> str:
+def _derivative(made: Halves, outputs: Sequence[int], found: Sequence[int | None], passed: int, kept: int) -> str:
+    """Python that defines `_ws_derivative`. `found`: for each tensor the place of its gradient; `passed`: how many of
+    the tensors that are `kept` stand before the given gradients."""
+    own = len(made.backward.best.candidate.program.outputs)
+    lines = ['"""For each of the tensors its gradient, of what was kept and those of the outputs."""']
+    lines.append("if gradients[0] is None and all([gradient is None for gradient in gradients]):")
+    lines.append(f"    return ({'None, ' * len(found)})")
+    for number, (output, spec) in enumerate(zip(outputs, made.run.task.training_step.gradients, strict=True)):
+        # One that is returned twice has one gradient.
+        gradient = "None" if output in outputs[:number] else f"gradients[{output}]"
+        lines.append(f"given_{number} = fit({gradient}, gradients, {export.kind(spec)[1:-1]})")
+    read = [f"kept[{place}]" for place in range(kept)]
+    read[passed:passed] = [f"given_{number}" for number in range(len(outputs))]
+    lines.append(f"made = run([{', '.join(read)}])")
+    names = [*(f"made[{place}]" for place in range(own)), *(f"given_{number}" for number in range(len(outputs)))]
+    taken = ["None" if place is None else names[place] for place in found]
+    lines.append(f"return ({', '.join(taken)},)")
+    return "\n".join(["def _ws_derivative(kept, gradients, fit, run):", *(f"    {line}" for line in lines)])
+
+
+def _passed(made: Halves) -> Iterator[str]:
+    """Expressions of what the forward makes and the backward reads. A library's result may have other strides than the
+    backward was verified with."""
+    program = made.forward.best.candidate.program
+    buffers = {buffer.name: buffer for buffer in program.buffers}
+    for place in (*made.shared, *range(len(set(made.outputs)), len(program.outputs))):
+        buffer = buffers[program.outputs[place]]
+        is_library = buffer.role == candidate_pb2.ROLE_LIBRARY
+        yield f"_ws_laid_out(made[{place}], {tuple(buffer.spec.strides)})" if is_library else f"made[{place}]"
+
+
+def _structured(made: Halves) -> str:
     """Python that gives the forward's outputs their structure."""
-    program, task = run.best.candidate.program, run.task
-    count = forward_outputs(task, program)
+    program = made.run.best.candidate.program
     whole = json.loads(program.output_tree)
     own = structures.read(program.output_tree).children[0]
-    made = candidate_pb2.Program(output_tree=json.dumps([whole[0], whole[1]["children_spec"][0]]))
-    made.outputs.extend(f"{place}" for place in range(count))
+    forward = candidate_pb2.Program(output_tree=json.dumps([whole[0], whole[1]["children_spec"][0]]))
+    forward.outputs.extend(f"{place}" for place in made.outputs)
     if program.output_leaves and any(leaves := program.output_leaves[: own.leaf_count]):
-        made.output_leaves.extend(leaves)
-    names = {f"{place}": f"made[{place}]" for place in range(count)}
+        forward.output_leaves.extend(leaves)
+    names = {f"{place}": f"made[{place}]" for place in made.outputs}
     explained = '"""The outputs as the module gives them."""'
-    return f"def _ws_structured(made):\n    {explained}\n    return {returned(made, names)}"
+    return f"def _ws_structured(made):\n    {explained}\n    return {returned(forward, names)}"
+
+
+def _operators(made: Halves, way: Way) -> str:
+    """Python that registers both halves as operators."""
+    forward, backward = forward_of(made.run), made.backward
+    program = backward.best.candidate.program
+    of_members = {each.source.qualified_name: each.spec for each in program.buffers}
+    read = [*backward.task.inputs, *(of_members[name] for name in export.members(program))]
+    return f"""_ws_entry = importlib.import_module("{export.reference_package(made.run.task)}.__entry__")
+
+_ws_operator_backward = _WsBackwardOperator(
+    {way.name} + "_backward",
+    {export_operator.schema(backward)},
+    _ws_guard,
+    given=({_kinds(read)}),
+    made=({_kinds(_given_by(backward))}),
+    training=_ws_training,
+)
+_ws_operator = _WsStepOperator(
+    {way.name},
+    {export_operator.schema(forward)},
+    _ws_guard,
+    made=({_kinds(_given_by(made.forward))}),
+    training=_ws_training,
+    backward=_ws_operator_backward,
+)"""
+
+
+def _given_by(half: run_pb2.Run) -> list[tensor_pb2.TensorSpec]:
+    program = half.best.candidate.program
+    specs = {buffer.name: buffer.spec for buffer in program.buffers}
+    return [specs[name] for name in program.outputs]
+
+
+def _kinds(specs: Iterable[tensor_pb2.TensorSpec]) -> str:
+    return "".join(f"{export.kind(spec)}, " for spec in specs)

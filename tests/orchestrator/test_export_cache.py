@@ -6,6 +6,7 @@ import ctypes
 import itertools
 import os
 import stat
+import struct
 import types
 from collections.abc import Callable
 from pathlib import Path
@@ -33,8 +34,12 @@ def kernels(value: int) -> Any:
 def given(value: int) -> int:
     """What the kernel that should write a value writes."""
     x = torch.zeros(1)
-    kernels(value).launch("put", x)
+    launch(kernels(value), x)
     return int(x)
+
+
+def launch(made: Any, *tensors: torch.Tensor) -> None:
+    made["put"](struct.pack(f"{len(tensors)}P", *[each.data_ptr() for each in tensors]))
 
 
 def built(value: int, cache: Path) -> Path:
@@ -240,7 +245,7 @@ ENTRY = 'extern "C" void put(void* const* arguments) {{ {} }}\n'
 def test_what_a_text_means_here_is_looked_at_before_it_is_loaded(cache: Path, text: str, said: str) -> None:
     made = cpu_runtime._WsKernels({"kernel.cpp": text}, FLAGS, LINKED, cpu_runtime._ws_require)
     with pytest.raises(RuntimeError, match=said):
-        made.launch("put")
+        launch(made)
     assert not list(cache.glob("*.so"))
 
 
@@ -255,6 +260,6 @@ extern "C" void put(void* const* arguments) {
 }
 """
     x = torch.zeros(64)
-    cpu_runtime._WsKernels({"kernel.cpp": text}, FLAGS, LINKED, cpu_runtime._ws_require).launch("put", x)
+    launch(cpu_runtime._WsKernels({"kernel.cpp": text}, FLAGS, LINKED, cpu_runtime._ws_require), x)
     torch.testing.assert_close(x[0], torch.tensor(1.5).exp())
     assert len(list(cache.glob("*.so"))) == 1

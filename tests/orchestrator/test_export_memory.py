@@ -66,10 +66,10 @@ def a_run() -> run_pb2.Run:
 def test_memory_comes_and_goes_in_an_export_as_it_did_while_the_program_was_timed() -> None:
     assert_in_order(a_run(), [
         "first = _ws_workspace('first', (4, 8), (8, 1), torch.float32, stream)",
-        "launch('twice', x, first)",
+        "_ws_kernels['twice'](_ws_packed_2(x.data_ptr(), first.data_ptr()))",
         "t_lambda = torch.ops.aten.relu.default(first)",
-        "last = _ws_result((4, 8), (8, 1), torch.float32)",
-        "launch('twice', t_lambda, last)",
+        "last = _ws_small((4, 8), (8, 1), torch.float32)",
+        "_ws_kernels['twice'](_ws_packed_2(t_lambda.data_ptr(), last.data_ptr()))",
         "del t_lambda",
         "return last",
     ])  # fmt: skip

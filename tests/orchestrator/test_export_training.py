@@ -16,12 +16,11 @@ from torch import nn
 from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import checkpoint
 
-from agent_synthesis.synthesizer import BuiltInSynthesizer
-from orchestrator.exports import export_training
-from orchestrator.tasks import intake, intake_worker
+from benchmarks.timing import host_time
+from orchestrator.exports import export_training, training_halves
 from warpsmith import plugins
 from warpsmith.errors import BadInput
-from warpsmith.v1 import analysis_pb2, hypothesis_pb2, run_pb2, task_pb2
+from warpsmith.v1 import run_pb2, task_pb2
 
 BLOCK = """
 import torch
@@ -79,15 +78,7 @@ def get_inputs():
 def run_of(folder: Path, text: str, grad: str = "all") -> run_pb2.Run:
     """A run that the whole plan of a module's training step has won."""
     (folder / "block.py").write_text(text)
-    request = intake.Request(str(folder / "block.py"), target="cpu", gradients=intake.gradients(grad))
-    seen = intake_worker.inspect(intake.read(request))
-    task = intake.described(seen, [], [], [])
-    move = analysis_pb2.Move(kind=analysis_pb2.MOVE_KIND_AUTHOR, group="*")
-    run = run_pb2.Run(id="20260101-000000-abcdef", state=run_pb2.RUN_STATE_FASTER, task=task)
-    made = BuiltInSynthesizer().synthesize(task, hypothesis_pb2.Hypothesis(moves=[move]))
-    run.best.candidate.CopyFrom(made)
-    run.best.timing.faster = True
-    return run
+    return host_time.a_step(folder / "block.py", "cpu", grad)
 
 
 def imported(path: Path) -> ModuleType:
@@ -269,9 +260,9 @@ def test_a_weight_of_two_names_has_the_gradient_of_both(tmp_path: Path) -> None:
     check([each.grad for each in ours.parameters()], [each.grad for each in original.parameters()])
 
 
-@pytest.mark.parametrize("flavour", ["package", "hub", "kernelbench", "cu"])
+@pytest.mark.parametrize("flavour", ["kernelbench", "cu"])
 def test_a_flavour_that_cannot_train_is_refused(run: run_pb2.Run, flavour: str) -> None:
-    with pytest.raises(BadInput, match="block is a training step, which --flavour module writes"):
+    with pytest.raises(BadInput, match="block is a training step, which --flavour module, package and hub write"):
         export_training.export_all(plugins.load("exporter", flavour), flavour, [run])
 
 
@@ -283,7 +274,7 @@ def test_a_program_that_mixes_the_halves_is_refused(run: run_pb2.Run) -> None:
     gradient = next(b.name for b in program.buffers if b.source.input_index == 2)
     launch.launch.arguments.add(buffer=gradient)
     with pytest.raises(BadInput, match="gives what the forward gives and needs a gradient"):
-        export_training.halves(mixed)
+        training_halves.halves(mixed)
 
 
 def test_a_task_names_what_its_step_gives(run: run_pb2.Run) -> None:

@@ -19,24 +19,22 @@ import weakref
 import torch
 
 
-class _WsKernels:
-    """The compiled kernels of an export. `sources` maps file names to texts; the first is compiled, with `flags`, and
-    linked with those in `linked`; `require` refuses what came of it, by assembly and library."""
+class _WsKernels(dict[str, object]):
+    """The compiled kernels of an export, by name: functions of the addresses of their tensors in a row.
+
+    `sources` maps file names to texts; the first is compiled when a kernel is first asked for, with `flags`, and linked
+    with those in `linked`; `require` refuses what came of it, by assembly and library.
+    """
 
     def __init__(self, sources, flags, linked, require):
+        super().__init__()
         self._sources, self._flags, self._linked, self._require = sources, flags, linked, require
-        self._library, self._ready = None, {}
+        self._library = None
 
-    def launch(self, entry, *tensors):
-        """Calls one kernel with the addresses of the tensors, in order."""
-        function, addresses = self._ready.get(entry) or self._prepare(entry, len(tensors))
-        function(addresses(*[tensor.data_ptr() for tensor in tensors]))
-
-    def _prepare(self, entry, count):
-        """A kernel and the kind of its arguments, found once, since a call should cost little."""
+    def __missing__(self, entry):
         self._library = self._library or self._load()
-        self._ready[entry] = getattr(self._library, entry), ctypes.c_void_p * count
-        return self._ready[entry]
+        self[entry] = getattr(self._library, entry)
+        return self[entry]
 
     def _load(self):
         # One thread pool for PyTorch and for us: the OpenMP that PyTorch brought serves both.
@@ -179,7 +177,7 @@ class _WsResults:
         """A tensor that holds anything."""
         size = _ws_size(shape, strides, dtype)
         if size < self._LEAST:
-            return torch.empty_strided(shape, strides, dtype=dtype)
+            return _ws_small(shape, strides, dtype)
         idle = self._idle.setdefault(size, [])
         try:
             memory = idle.pop()
@@ -198,3 +196,9 @@ class _WsResults:
 
 
 _ws_result = _WsResults().empty
+# Small ones, by PyTorch's own name where it has it, as Inductor's code does: half of the time.
+_ws_small = getattr(
+    torch._C._dynamo.guards,
+    "_empty_strided_cpu",
+    lambda shape, strides, dtype: torch.empty_strided(shape, strides, dtype=dtype),
+)

@@ -24,7 +24,19 @@ class _WsOperator:
         self._name, self._guard, self._made = name, guard, made
         self._given, self._run, self._original = guard._kinds, run, original
         if schema:
-            _ws_register(name, schema, guard._device, self)
+            self._register(schema)
+
+    def _register(self, schema):
+        _ws_register(self._name, schema, self._guard._device, self)
+
+    def overload(self):
+        """As PyTorch has it."""
+        space, _, name = self._name.partition("::")
+        return getattr(getattr(torch.ops, space), name).default
+
+    def _keep(self, ctx, inputs, output):
+        del output
+        ctx.save_for_backward(*inputs)
 
     def _answer(self, *tensors):
         self._require(tensors)
@@ -54,9 +66,7 @@ class _WsOperator:
             return [torch.empty((0, *shape), dtype=d, device=device) for shape, _, d in self._made], [0] * len(
                 self._made
             )
-        space, _, name = self._name.partition("::")
-        operator = getattr(getattr(torch.ops, space), name).default
-        rows = []
+        operator, rows = self.overload(), []
         for row in range(info.batch_size):
             each = [t if dim is None else t.select(dim, row) for t, dim in zip(tensors, dims, strict=True)]
             rows.append(operator(*[_ws_laid_out(t, kind[1]) for t, kind in zip(each, self._given, strict=True)]))
@@ -93,13 +103,8 @@ def _ws_register(name, schema, device, operator):
     torch.library.define(name, schema)
     torch.library.impl(name, device.upper())(operator._answer)
     torch.library.register_fake(name)(operator._fake)
-    torch.library.register_autograd(name, operator._backward, setup_context=_ws_keep)
+    torch.library.register_autograd(name, operator._backward, setup_context=operator._keep)
     torch.library.register_vmap(name)(operator._one_by_one)
-
-
-def _ws_keep(ctx, inputs, output):
-    del output
-    ctx.save_for_backward(*inputs)
 
 
 def _ws_is_kind(tensor, kind, device):

@@ -16,6 +16,9 @@ class _WsOperators:
     def _fake(self, *tensors):
         return self._of(tensors)._fake(*tensors)
 
+    def _keep(self, ctx, inputs, output):
+        self._of(inputs)._keep(ctx, inputs, output)
+
     def _backward(self, ctx, gradients):
         return self._of(ctx.saved_tensors)._backward(ctx, gradients)
 

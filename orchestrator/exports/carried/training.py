@@ -2,59 +2,80 @@
 
 import torch
 
-from orchestrator.exports.carried.guard import _ws_aligned, _ws_laid_out
+from orchestrator.exports.carried.guard import _ws_aligned, _ws_is_autocast, _ws_laid_out
 
 
 class _WsTraining:
-    """A verified training step, as an autograd function makes it of its two halves.
+    """A verified training step on `device`, whose halves are the programs `forward` and `backward`.
 
-    `forward(tensors)` gives the outputs, then what is kept; `backward(tensors)` gives the gradients. Tensors are the
-    inputs and the members that the step reads; `of_forward` and `of_backward` are the places of those that a half
-    reads, the latter followed by what is kept, and by the gradients of the outputs at `given`, each brought into its
-    (shape, strides, dtype). `shared` are places of outputs that the backward reads. `found`: for each of the tensors
-    the place of its gradient, or None.
+    Of the `tensors` that the step reads, inputs and then members, `forward(tensors)` gives what it has `made`: the
+    distinct outputs, so many, and what is kept beside them; those at `constant` have no gradient. `kept(tensors, made)`
+    are those that the second half reads. `derivative(kept, gradients, fit, run)` gives each tensor's gradient, or None
+    where none is `wanted`, by `run`, the second half, of what was kept and the outputs' gradients, each as `fit` makes
+    it of what autograd gives.
     """
 
-    def __init__(self, forward, backward, *, of_forward, of_backward, outputs, shared, given, found):
-        self.forward, self.backward = forward, backward
-        self.of_forward, self.of_backward = of_forward, of_backward
-        self.outputs, self.shared, self.given, self.found = outputs, shared, given, found
+    def __init__(self, forward, backward, *, device, outputs, constant, kept, derivative, wanted):
+        self.forward, self.backward, self.device = forward, backward, device
+        self.outputs, self.constant, self.kept, self.wanted = outputs, constant, kept, wanted
+        self.derivative = derivative
+        self._without = [place for place, is_wanted in enumerate(wanted) if not is_wanted]
+        own = {"forward": staticmethod(self._forward), "backward": staticmethod(self._backward)}
+        function = type("WarpsmithStep", (torch.autograd.Function,), own)
+        # What its own `apply` calls where no transform of torch.func is at work, which the guard has seen: 2 of 5 µs.
+        self._apply = torch._C._FunctionBase.__dict__["apply"].__get__(None, function)
+        self._once = torch.autograd.function.once_differentiable(self._derivative)
 
     def serves(self, tensors):
         """Whether every gradient that may be asked for is one of the step's."""
-        return not torch.is_grad_enabled() or not any(
-            tensor.requires_grad and place is None for tensor, place in zip(tensors, self.found, strict=True)
-        )
+        if self._without and torch.is_grad_enabled():
+            for place in self._without:
+                if tensors[place].requires_grad:
+                    return False
+        return True
 
     def __call__(self, tensors):
-        """The outputs, which can be differentiated."""
-        return _WsStep.apply(self, *tensors)
+        """The distinct outputs, which can be differentiated."""
+        return self._apply(*tensors) if torch.is_grad_enabled() else self.forward(tensors)[: self.outputs]
+
+    def _forward(self, ctx, *tensors):
+        made = self.forward(tensors)
+        ctx.set_materialize_grads(False)
+        if self.constant:
+            ctx.mark_non_differentiable(*[made[place] for place in self.constant])
+        ctx.save_for_backward(*self.kept(tensors, made))
+        return made[: self.outputs]
+
+    def _backward(self, ctx, *gradients):
+        if torch.is_grad_enabled() or _ws_is_autocast(self.device):
+            with torch.autocast(self.device, enabled=False):  # which the forward was called without
+                return self._once(ctx, *gradients)
+        return self.derivative(ctx.saved_tensors, gradients, _ws_placed, self.backward)
+
+    def _derivative(self, ctx, *gradients):
+        return self.derivative(ctx.saved_tensors, gradients, _ws_placed, self.backward)
 
 
-class _WsStep(torch.autograd.Function):
-    """One call of a step."""
-
-    @staticmethod
-    def forward(ctx, step, *tensors):
-        made = step.forward([tensors[place] for place in step.of_forward])
-        outputs = made[: step.outputs]
-        ctx.step, ctx.count = step, len(tensors)
-        ctx.save_for_backward(*tensors, *(outputs[place] for place in step.shared), *made[step.outputs :])
-        differentiated = {place for place, _ in step.given}
-        ctx.mark_non_differentiable(*(each for place, each in enumerate(outputs) if place not in differentiated))
-        return outputs
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx, *gradients):
-        step, saved = ctx.step, ctx.saved_tensors
-        tensors, kept = saved[: ctx.count], saved[ctx.count :]
-        given = [_ws_given(gradients[place], *kind) for place, kind in step.given]
-        inputs = [tensors[place] for place in step.of_backward[0]]
-        found = step.backward([*inputs, *kept, *given, *(tensors[place] for place in step.of_backward[1])])
-        return None, *(None if place is None else found[place] for place in step.found)
+def _ws_given(gradient, gradients, shape, strides, dtype):
+    """A gradient as the backward was verified with: one of a sum comes expanded, one of a view in another layout, and
+    none where nothing was made of an output."""
+    if gradient is None:
+        device = next(each.device for each in gradients if each is not None)
+        return torch.empty_strided(shape, strides, dtype=dtype, device=device).zero_()
+    if gradient.stride() == strides and gradient.dtype is dtype and not gradient.is_neg():
+        return gradient
+    made = _ws_laid_out(gradient.to(dtype).resolve_neg(), strides)
+    return made if made.stride() == strides else made.as_strided(shape, strides)
 
 
-def _ws_given(gradient, shape, strides, dtype):
-    """A gradient as the backward was verified with: one of a sum comes expanded, one of a view in another layout."""
-    return _ws_aligned(_ws_laid_out(gradient.to(dtype).reshape(shape), strides), 16)
+def _ws_placed(gradient, gradients, shape, strides, dtype):
+    """The same, where the widest access of a kernel can be made."""
+    if (
+        gradient is None
+        or gradient.stride() != strides
+        or gradient.data_ptr() & 15
+        or gradient.dtype is not dtype
+        or gradient.is_neg()
+    ):
+        return _ws_aligned(_ws_given(gradient, gradients, shape, strides, dtype), 16)
+    return gradient  # mostly
