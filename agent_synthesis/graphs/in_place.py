@@ -45,7 +45,7 @@ def _of_source(index: GraphIndex, source: str, nodes: list[graph_pb2.Node]) -> l
     draft = Draft(index)
     for node, result in zip(nodes, results, strict=True):
         target = _pure(node.target)
-        if not target or node.random:
+        if not target:
             return []
         made = graph_pb2.Node()
         made.CopyFrom(node)

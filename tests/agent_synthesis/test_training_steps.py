@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import math
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -11,6 +14,8 @@ from torch import nn
 from training_steps import CALLS, KERNELS, Case, Function, Rotary, Tried, of, rms_norm
 
 from agent_synthesis.graphs import decompositions
+from agent_synthesis.lowering import groups
+from agent_synthesis.nests import interpreter
 from agent_synthesis.plans import cost, moves, saving
 from agent_synthesis.plans.plan import Plan
 from warpsmith.errors import BadInput, IllegalMove
@@ -149,6 +154,45 @@ def test_a_whole_plan_of_a_piece_moves_little_more_than_it_has_to(name: str) -> 
     costs = [cost.of_group(plan, group) for group in plan.groups]
     moved = sum(each.read_bytes + each.write_bytes for each in costs)
     assert moved <= most * tried.args[0].nbytes, f"{moved / tried.args[0].nbytes:.2f} times its first input"
+
+
+# ---- sums over rows ----------------------------------------------------------------------------------------
+
+
+def test_a_norm_and_its_weight_have_their_gradients_of_one_kernel_on_a_gpu() -> None:
+    for name in ("layer norm", "layer norm of sequences without bias", "root mean square norm", "the same by hand"):
+        tried = Tried.of(KERNELS[name], task_pb2.TARGET_CUDA)
+        plan = moves.apply(tried.plan, WHOLE)
+        tried.check(plan)
+    tried = Tried.of((lambda: nn.LayerNorm(64), lambda: [torch.randn(4096, 64)]), task_pb2.TARGET_CUDA)
+    plan = moves.apply(tried.plan, WHOLE)
+    assert [group.schedule for group in plan.groups] == ["cuda_row_reduction", "cuda_rows_and_columns"]
+    tried.check(plan)
+
+
+@pytest.mark.parametrize(
+    "function", [lambda a, b: (a.softmax(-1), b.sum(0)), lambda a, b: (a.softmax(-1), (a + b).amax(0))]
+)
+def test_sums_of_other_rows_are_kernels_of_their_own(function: Callable[..., object]) -> None:
+    tried = Tried.of((lambda: Function(function), lambda: [torch.randn(6, 48), torch.randn(6, 48)]))
+    index = tried.plan.index
+    nodes = [node.name for node in index.graph.nodes if node.name in index.of_forward and not index.is_view(node.name)]
+    refusal = groups.lower(index, nodes, index.graph.outputs[:2])
+    assert isinstance(refusal, groups.Refusal)
+    assert "one loop" in refusal.reason
+
+
+@pytest.mark.parametrize("name", ["cross-entropy", "cross-entropy of each sample", "cross-entropy of images"])
+@pytest.mark.parametrize("special", [math.inf, -math.inf, math.nan])
+def test_an_infinite_gradient_of_a_loss_is_one_at_the_targets_alone(name: str, special: float) -> None:
+    tried = Tried.of(KERNELS[name], task_pb2.TARGET_CUDA)
+    given = tried.args[-1].clone()
+    given.view(-1)[0] = special
+    tried = dataclasses.replace(tried, args=(*tried.args[:-1], given))
+    *_, gradient = interpreter.run_plan(moves.apply(tried.plan, WHOLE), tried.sources())
+    wanted = tried.truth()[-1]
+    assert torch.equal(gradient.isnan(), wanted.isnan())
+    assert torch.equal(gradient.isinf(), wanted.isinf())
 
 
 # ---- bad input, and calls that are taken apart -----------------------------------------------------------

@@ -62,6 +62,7 @@ def test_a_loss_is_no_work_beside_its_gradient(name: str) -> None:
         (lambda x: (x.exp(), x @ x[0]), {1}, True),
         (lambda x: (x[:2].exp(), x.sum()), {1}, True),  # what the other output does not read
         (lambda x: (x.exp(), x.sigmoid()), {1}, True),
+        (lambda x: (x.exp(), x.sum(1, keepdim=True).repeat(1, 64)), {1}, True),
         (lambda x: (x.exp(), x.sum(), x.amax()), {1, 2}, False),
         (lambda x: (x.exp(),), {1}, True),  # state
     ],
