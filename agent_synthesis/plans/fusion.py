@@ -47,7 +47,9 @@ def authored(plan: Plan, name: str, schedule: str = "") -> Plan:
         IllegalMove: the group is not one nest, or the schedule (or, unnamed, any schedule) does not take it.
     """
     group = plan.group(name)
-    if len(group.nodes) == 1 and not schedule and not is_taken(plan, group):
+    nest = plan.nest(group)
+    whole = isinstance(nest, Nest) and schedules_for(plan.target, nest, plan.hardware)
+    if not whole and len(group.nodes) == 1 and not schedule:
         if (made := parts(plan, group)) is not None:
             return _authored_in_parts(plan, made)
         if (made := bias_apart(plan, group)) is not None:
@@ -59,15 +61,15 @@ def authored(plan: Plan, name: str, schedule: str = "") -> Plan:
 def parts(plan: Plan, group: Group) -> Replacement | None:
     """The calls that a library call is made of, where they are kernels and it is none."""
     made = splits.taken_apart(plan.index, group.name)
-    if made is None and not is_taken(plan, group):
+    if made is None and not is_nest(plan, group):
         made = decompositions.taken_apart(plan.index, group.name)
     return made
 
 
-def is_taken(plan: Plan, group: Group) -> bool:
-    """Whether a schedule of the target takes the group."""
+def is_nest(plan: Plan, group: Group) -> bool:
+    """Whether the group is one nest; of one that sums over its rows, whether the target has a schedule."""
     nest = plan.nest(group)
-    return isinstance(nest, Nest) and bool(schedules_for(plan.target, nest, plan.hardware))
+    return isinstance(nest, Nest) and (not nest.summed or bool(schedules_for(plan.target, nest, plan.hardware)))
 
 
 def bias_apart(plan: Plan, group: Group) -> Replacement | None:

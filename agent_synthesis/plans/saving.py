@@ -89,7 +89,7 @@ def _with_parts(plan: Plan) -> Plan:
 def _with_kernels_for(plan: Plan) -> Plan:
     """The plan with calls that are no kernel taken apart into calls that are, such as the derivative of a norm."""
     for group in plan.groups:
-        if fusion.is_taken(plan, group) or not (made := fusion.parts(plan, group)):
+        if fusion.is_nest(plan, group) or not (made := fusion.parts(plan, group)):
             continue
         apart = with_replacement(plan, made)
         names = [node.name for node in made.added if node.name in apart.partition.by_name]

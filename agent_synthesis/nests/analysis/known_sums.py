@@ -19,9 +19,11 @@ from agent_synthesis.nests.ir import (
     Nest,
     Reduced,
     Reduction,
+    Scan,
     Type,
     with_value,
 )
+from agent_synthesis.nests.product import Multiplied
 from agent_synthesis.nests.symbolic import cast, literal, op
 
 
@@ -57,9 +59,10 @@ def _roots(nest: Nest) -> list[Expression]:
 def _total(value: Expression, nest: Nest) -> Expression | None:
     """The sum of a value over the reduced axes; None where it takes a loop."""
     axes, count, interner = {axis.name: axis.extent for axis in nest.reduced}, nest.column_count, Interner()
+    of_elements = {*axes, *(f"%{each.name}" for each in nest.reductions if isinstance(each, Multiplied | Scan))}
 
     def varies(expression: Expression) -> bool:
-        return not interner.needs(expression).isdisjoint(axes)
+        return not interner.needs(expression).isdisjoint(of_elements)
 
     if not varies(value):
         return op("mul", literal(count, value.type), value)
