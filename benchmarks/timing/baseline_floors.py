@@ -15,7 +15,7 @@ import dataclasses
 import json
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from benchmarks.kernelbench import level1
 from benchmarks.products import products
 from benchmarks.search import landscape_file
 from benchmarks.timing import hopper_rows
+from benchmarks.training import pieces
 from gpu_bench.device import Ceilings
 from gpu_bench.timing import floor
 from gpu_bench.timing.interleaving import SHORT_CALL_NS
@@ -33,6 +34,7 @@ from warpsmith.v1 import task_pb2, timing_pb2
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
 WORKS = RESULTS / "baseline_floors.jsonl"
+_STEP = "+gradients"
 _OURS = frozenset({"candidate", "rewritten", "aa_copy"})
 _HALF_PEAK, _SPLIT = 989e12, 3  # as in `gpu_bench.device`: by data sheet, and for fp32 by three products
 
@@ -82,9 +84,9 @@ def asked() -> Iterator[Asked]:
     machine, known = ceilings(), works()
     for row in rows():
         baselines = {name: ns for name, ns in row.get("arms_ns", {}).items() if name not in _OURS}
-        if not baselines or row["source"] not in known:
+        if not baselines or key_of(row) not in known:
             continue
-        work, warm = known[row["source"]], min(row["arms_ns"].values()) < SHORT_CALL_NS
+        work, warm = known[key_of(row)], min(row["arms_ns"].values()) < SHORT_CALL_NS
         least = floor.physical_floor_ns(work, machine, parameters_warm=warm)
         for name, ns in baselines.items():
             flags = floor.guard(ns, work, machine, parameters_warm=warm)
@@ -94,7 +96,7 @@ def asked() -> Iterator[Asked]:
 def unknown() -> list[str]:
     """Measured tasks whose least work is not known: the second form of the command finds it."""
     known = works()
-    return sorted({row["file"] for row in rows() if row.get("arms_ns") and row["source"] not in known})
+    return sorted({row["file"] for row in rows() if row.get("arms_ns") and key_of(row) not in known})
 
 
 def report(found: Sequence[Asked]) -> str:
@@ -121,24 +123,36 @@ def capture_all(kernelbench: Path) -> list[str]:
     sources = [file.read_text() for level in levels for file in sorted((kernelbench / level).glob("*.py"))]
     sources += [level1.changed(source) for source in sources]
     sources += [*products.SIXTEEN_BIT.values(), *products.TF32.values(), *hopper_rows.modules().values()]
+    sources += [file.read_text() for file in sorted(pieces.MODULES.glob("*.py"))]
     by_digest = {digest(source.encode()): source for source in sources}
-    wanted = {row["source"]: (row["file"], "tf32" in row["labels"]) for row in rows() if row.get("arms_ns")}
+    wanted = {key_of(row): (row["file"], "tf32" in row["labels"]) for row in rows() if row.get("arms_ns")}
     known = {json.loads(line)["source"]: line for line in WORKS.read_text().splitlines()}
     lines = []
     for number, (key, (name, is_tf32)) in enumerate(sorted(wanted.items(), key=lambda item: item[1])):
         if key in known:
             lines.append(known[key])
             continue
-        print(f"{number + 1}/{len(wanted)} {name}{'' if key in by_digest else ': its source is not here'}", flush=True)
-        if key in by_digest:
+        source = by_digest.get(key.removesuffix(_STEP))
+        print(f"{number + 1}/{len(wanted)} {name}{'' if source else ': its source is not here'}", flush=True)
+        if source:
             precision = task_pb2.PRECISION_TF32 if is_tf32 else task_pb2.PRECISION_FP32
-            work = dataclasses.asdict(work_of(by_digest[key], precision))
+            work = dataclasses.asdict(work_of(source, precision, is_step=key.endswith(_STEP)))
             lines.append(json.dumps({"file": name, "source": key, "work": work}))
     return lines
 
 
-def work_of(source: str, precision: task_pb2.Precision.ValueType) -> floor.Work:
-    """Least work of a module, captured without drawing its inputs."""
+def key_of(row: Mapping[str, Any]) -> str:
+    """What was measured: a source, or its training step with all gradients."""
+    return str(row["source"]) + (_STEP if row.get("options", {}).get("gradients") is not None else "")
+
+
+def work_of(source: str, precision: task_pb2.Precision.ValueType, *, is_step: bool = False) -> floor.Work:
+    """Least work of a module, or of its training step, captured without drawing its inputs."""
+    if is_step:
+        with tempfile.TemporaryDirectory() as directory:
+            file = Path(directory) / "step.py"
+            file.write_text(source)
+            return floor.work_of(pieces.step_of(file).index.graph, precision)
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     from warpsmith.graphs import capture, task_module

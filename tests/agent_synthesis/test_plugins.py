@@ -17,13 +17,13 @@ from agent_synthesis.emit import registry
 from agent_synthesis.graphs.graph_index import GraphIndex
 from agent_synthesis.lowering import groups
 from agent_synthesis.lowering.pointwise_handlers import elementwise
-from agent_synthesis.nests.ir import Nest
+from agent_synthesis.nests.ir import Nest, Type
 from agent_synthesis.nests.symbolic import HANDLERS, Handler
 from agent_synthesis.plans.plan import schedule_named, schedules_for
 from agent_synthesis.schedule import Offered
 from agent_synthesis.settings import Settings
 from agent_synthesis.synthesizer import BuiltInSynthesizer
-from agent_synthesis.testing import Applied, Recurrent, concatenation, gelu, softmax
+from agent_synthesis.testing import Applied, Recurrent, concatenation, gelu, norm_backward, softmax
 from warpsmith import plugins, testing
 from warpsmith.errors import BadInput, UnknownPlugin
 from warpsmith.graphs.capture import capture
@@ -153,11 +153,20 @@ def concatenations() -> dict[str, Nest]:
     }
 
 
+def summed() -> dict[str, Nest]:
+    """Nests that sum over their rows, which others are not asked about."""
+    return {
+        "norm": norm_backward(512, 1024), "norm, bfloat16": norm_backward(96, 4096, Type.BF16),
+        "norm, odd": norm_backward(77, 333), "elements": norm_backward(300, 64, reduced=False),
+    }  # fmt: skip
+
+
 @pytest.mark.parametrize(
     "each", [*registry.every_schedule(task_pb2.TARGET_CPU), *registry.every_schedule(CUDA)], ids=lambda each: each.name
 )
 def test_our_own_schedules_fit(each: Offered) -> None:
     asked = {registry.PIECES: concatenations, **dict.fromkeys(registry.RECURRENT, networks)}
+    asked |= dict.fromkeys(registry.SUMS_OVER_ROWS, summed)
     found = conformance.check_schedule(lambda _: each.made, asked=asked[each.name]() if each.name in asked else None)
     if each.name in registry.PRODUCTS - {"cuda_product", "cuda_product_simt"}:  # of sizes that gain by them
         assert all(finding.startswith("it accepts none of 17 nests: gelu, ") for finding in found)
