@@ -155,6 +155,25 @@ def row_dot(rows: int, columns: int) -> Nest:
     ))  # fmt: skip
 
 
+def log_probabilities(rows: int, columns: int, storage: Type = F32) -> Nest:
+    """Logarithms of the softmax of each row, with the sum about its first element and the least of each."""
+    place, kind = at(i=columns, j=1), storage.compute
+    x = Load("x", place, kind)
+    total = call("log", Reduced("total", kind), type_=kind)
+    value = call("sub", call("sub", x, Reduced("top", kind), type_=kind), total, type_=kind)
+    reductions = (
+        Reduction("sum", "sum", call("sub", x, Load("x", at(i=columns), kind), type_=kind), kind),
+        Reduction("top", "max", x, kind), Reduction("least", "min", x, kind),
+        Reduction("total", "sum", call("exp", call("sub", x, Reduced("top", kind), type_=kind), type_=kind), kind),
+    )  # fmt: skip
+    stores = (Store("y", place, value), *(Store(name, at(i=1), Reduced(name, kind)) for name in ("sum", "least")))
+    buffers = (
+        BufferRef("x", storage, rows * columns), BufferRef("y", storage, rows * columns, True),
+        BufferRef("sum", F32, rows, True), BufferRef("least", F32, rows, True),
+    )  # fmt: skip
+    return verify(Nest("log_probabilities", (Axis("i", rows),), (Axis("j", columns),), reductions, stores, buffers))
+
+
 def norm_backward(rows: int, columns: int, storage: Type = F32, *, reduced: bool = True) -> Nest:
     """What [rows, columns] of gradients come to through a norm, with sums over the rows for its weight and bias.
 

@@ -292,6 +292,28 @@ template <class T, bool kFast> struct Accumulate<ShiftedSum<T, kFast>> {
   }
 };
 
+// The same, with folds that the first of the two visits takes too.
+template <class T, bool kFast, class Folds> struct Accumulate<Both<ShiftedSum<T, kFast>, Folds>> {
+  template <class Shape, int kStage, LoadSet kHave, bool kFromFirst, class Row, class Source, int kCount>
+  static WS_INLINE Both<ShiftedSum<T, kFast>, Folds> of(Row& row, typename Row::Vector (&vectors)[kCount],
+                                                        const Source& source, int base, int end) {
+    using Stage = StageOf<Row, kStage>;
+    using Vector = typename Row::Vector;
+    Lanes<Maximum, T, Shape::kWidth> tops;
+    ElementStates<Folds, Shape::kWidth> folds;
+    Visit<Shape, Stage::kFirst, kHave, kFromFirst>::run(row, vectors, source, base, end, [&](Vector& here, int j, int e) {
+      tops.take(e, row.top(RowNumber<kStage>(), here, j, e));
+      folds.take(e, row.element(RowNumber<kStage>(), here, j, e));
+    });
+    const T greatest = tops.folded(), pivot = ShiftedSum<T, kFast>::pivot(greatest);
+    Lanes<Sum, T, Shape::kWidth> sums;
+    Visit<Shape, Stage::kSecond, kHave, kFromFirst>::run(row, vectors, source, base, end, [&](Vector& here, int j, int e) {
+      sums.take(e, row.term(RowNumber<kStage>(), here, j, e, pivot));
+    });
+    return {{greatest, sums.folded()}, folds.folded()};
+  }
+};
+
 // A sum, and squares about the mean of what the thread has at hand.
 template <class T, bool kEven, class M> struct Accumulate<Moments<T, kEven, M>> {
   template <class Shape, int kStage, LoadSet kHave, bool kFromFirst, class Row, class Source, int kCount>

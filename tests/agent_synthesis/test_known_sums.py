@@ -8,11 +8,13 @@ import pytest
 import torch
 
 from agent_synthesis.nests import interpreter
+from agent_synthesis.nests.analysis import stages
 from agent_synthesis.nests.analysis.known_sums import without_known_sums
 from agent_synthesis.nests.ir import (
     Axis,
     AxisValue,
     BufferRef,
+    Call,
     Expression,
     Literal,
     Load,
@@ -35,7 +37,9 @@ HERE = op("eq", AxisValue(at(j=1)), PLACE)
 ZERO, ONE = literal(0, F32), literal(1, F32)
 
 
-def nest(value: Expression, *, operation: str = "sum", more: tuple[Store, ...] = ()) -> Nest:
+def nest(
+    value: Expression, *, operation: str = "sum", more: tuple[Store, ...] = (), before: tuple[Reduction, ...] = ()
+) -> Nest:
     """x minus the sum of a value over each row."""
     stores = (Store("y", at(i=COLUMNS, j=1), op("sub", X, Reduced("total", F32))), *more)
     buffers = (
@@ -44,12 +48,12 @@ def nest(value: Expression, *, operation: str = "sum", more: tuple[Store, ...] =
     )  # fmt: skip
     reduction = Reduction("total", operation, value, F32)
     axes = (Axis("i", ROWS),), (Axis("j", COLUMNS),)
-    return verify(Nest("subtracted", *axes, (reduction,), stores, buffers[: 4 + len(more)]))
+    return verify(Nest("subtracted", *axes, (*before, reduction), stores, buffers[: 4 + len(more)]))
 
 
-def results(made: Nest, given: torch.Tensor) -> torch.Tensor:
+def results(made: Nest, given: torch.Tensor, x: torch.Tensor | None = None) -> torch.Tensor:
     memory = {
-        "x": torch.arange(ROWS * COLUMNS, dtype=torch.float32), "given": given,
+        "x": torch.arange(ROWS * COLUMNS, dtype=torch.float32) if x is None else x, "given": given,
         "place": torch.tensor([0, 3, 6, -1, 9]), "y": torch.zeros(ROWS * COLUMNS), "columns": torch.zeros(COLUMNS),
     }  # fmt: skip
     interpreter.run(made, memory)
@@ -96,6 +100,35 @@ def test_a_sum_of_two_values_is_what_a_loop_makes_of_it(name: str, special: floa
 def test_other_sums_stay_loops(value: Expression) -> None:
     looped = nest(value)
     assert without_known_sums(looped) is looped
+
+
+@pytest.mark.parametrize("first", [0.5, -math.inf, math.inf, math.nan, 1e4])
+@pytest.mark.parametrize("rounded", [False, True])
+def test_what_a_maximum_is_in_is_added_to_a_sum_afterwards(first: float, rounded: bool) -> None:
+    top = Reduction("top", "max", X, F32)
+    power = Reduction("power", "sum", op("exp", op("sub", X, Reduced("top", F32))), F32)
+    value = op("sub", op("sub", X, Reduced("top", F32)), op("log", Reduced("power", F32)))
+    if rounded:
+        value = Call("cast", (Call("cast", (value,), Type.BF16),), F32)
+    looped = nest(value if rounded else op("neg", value), before=(top, power))
+    made = verify(without_known_sums(looped))
+    assert stages.plan(made, merge=True, beside=True)[0].kind == "shifted"
+    assert len(stages.plan(made, merge=True, beside=True)) == 1
+    assert len(stages.plan(looped, merge=True, beside=True)) == 2
+    x = torch.randn(ROWS * COLUMNS)
+    x[:: COLUMNS + 1] = first
+    x[0] = first
+    one, other = (results(each, torch.ones(ROWS), x) for each in (made, looped))
+    assert torch.equal(one.isnan(), other.isnan())
+    tolerance = 1e-2 if rounded else 1e-4
+    torch.testing.assert_close(one, other, rtol=tolerance, atol=50 * tolerance, equal_nan=True)
+
+
+def test_a_mean_is_not_taken_out_of_a_sum() -> None:
+    total = Reduction("all", "sum", X, F32)
+    distance = op("sub", X, op("div", Reduced("all", F32), literal(COLUMNS, F32)))
+    looped = nest(distance, before=(total,))
+    assert without_known_sums(looped) is looped, "what is left would be less than its rounding"
 
 
 def test_other_reductions_stay_and_keep_their_axes() -> None:

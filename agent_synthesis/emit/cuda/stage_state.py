@@ -7,18 +7,24 @@ from collections.abc import Sequence
 from agent_synthesis.emit.accumulation import functor
 from agent_synthesis.emit.spelling import Dialect, accumulator
 from agent_synthesis.nests.analysis.stages import Stage
-from agent_synthesis.nests.ir import ARG_REDUCTIONS
+from agent_synthesis.nests.ir import ARG_REDUCTIONS, Reduction
 
 
 def state_type(stage: Stage, dialect: Dialect) -> str:
     """The state of `ws` that it exchanges."""
     kinds = [accumulator(reduction, dialect) for reduction in stage.reductions]
     if stage.kind == "shifted":
-        return f"ws::ShiftedSum<{kinds[0]}, {'true' if dialect.functions.get('exp') else 'false'}>"
+        text = f"ws::ShiftedSum<{kinds[0]}, {'true' if dialect.functions.get('exp') else 'false'}>"
+        return f"ws::Both<{text}, {folds_type(stage.reductions[2:], dialect)}>" if stage.reductions[2:] else text
     if stage.kind == "moments":
         mean = f", {kinds[0]}" if kinds[0] != kinds[1] else ""
         return f"ws::Moments<{kinds[1]}{', true' if stage.even else (', false' if mean else '')}{mean}>"
-    folds = [f"ws::Fold<{functor(r.operation)}, {kind}>" for r, kind in zip(stage.reductions, kinds, strict=True)]
+    return folds_type(stage.reductions, dialect)
+
+
+def folds_type(reductions: Sequence[Reduction], dialect: Dialect) -> str:
+    """The state of folds side by side."""
+    folds = [f"ws::Fold<{functor(each.operation)}, {accumulator(each, dialect)}>" for each in reductions]
     text = folds[-1]
     for fold in reversed(folds[:-1]):
         text = f"ws::Both<{fold}, {text}>"
@@ -37,12 +43,19 @@ def results(stage: Stage, state: str) -> dict[str, str]:
     """Reduction → text of its value, from the row's state."""
     names = [reduction.name for reduction in stage.reductions]
     if stage.kind == "shifted":
-        return {names[0]: f"{state}.greatest", names[1]: f"{state}.total()"}
+        others = stage.reductions[2:]
+        pair = f"{state}.first" if others else state
+        found = {names[0]: f"{pair}.greatest", names[1]: f"{pair}.total()"}
+        return found | (_of_folds(others, f"{state}.second") if others else {})
     if stage.kind == "moments":
         return {names[0]: f"{state}.mean * {state}.count", names[1]: f"{state}.squares"}
+    return _of_folds(stage.reductions, state)
+
+
+def _of_folds(reductions: Sequence[Reduction], state: str) -> dict[str, str]:
     found, path = {}, state
-    for number, reduction in enumerate(stage.reductions):
-        last = number == len(names) - 1
+    for number, reduction in enumerate(reductions):
+        last = number == len(reductions) - 1
         position = ".position" if reduction.operation in ARG_REDUCTIONS else ""
         found[reduction.name] = f"{path}.value{position}" if last else f"{path}.first.value{position}"
         path = f"{path}.second"

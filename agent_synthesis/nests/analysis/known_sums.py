@@ -1,4 +1,5 @@
-"""Sums that need no loop: of what is the same for all elements, and of what is another value at one place.
+"""Sums that need no loop: of what is the same for all elements, and of what is another value at one place. Of others,
+what a maximum is in is added afterwards.
 
 The one idea: the derivative of a loss is not zero at a row's target alone, and a softmax's backward sums it up. Such an
 element has two values, here and elsewhere; with both known, so is the sum, with infinities and NaN as of the loop.
@@ -6,7 +7,7 @@ element has two values, here and elsewhere; with both known, so is the sum, with
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence, Set
 from dataclasses import replace
 
 from agent_synthesis.nests.interner import Interner
@@ -16,6 +17,7 @@ from agent_synthesis.nests.ir import (
     Expression,
     Index,
     Literal,
+    Load,
     Nest,
     Reduced,
     Reduction,
@@ -37,9 +39,15 @@ def without_known_sums(nest: Nest) -> Nest:
 
     for reduction in nest.reductions:
         value = _replaced(reduction.value, value_of) if known else reduction.value
-        found = _total(value, nest) if type(reduction) is Reduction and reduction.operation == "sum" else None
-        if found is not None and reduction.type.is_float:
+        is_sum = type(reduction) is Reduction and reduction.operation == "sum" and reduction.type.is_float
+        found = _total(value, nest) if is_sum else None
+        tops = {each.name for each in left if each.operation == "max"}
+        rest = _apart(reduction, value, nest, tops) if is_sum else None
+        if found is not None:
             known[reduction.name] = found
+        elif rest is not None:
+            left.append(replace(reduction, value=rest[0]))
+            known[reduction.name] = rest[1]
         else:
             left.append(with_value(reduction, value, lambda index: index))
     if not known:
@@ -96,6 +104,57 @@ def _total(value: Expression, nest: Nest) -> Expression | None:
     at = cast(place, Type.I64)
     is_inside = op("and", op("ge", at, literal(0, Type.I64)), op("lt", at, literal(axes[name], Type.I64)))
     return op("where", is_inside, inside, outside)
+
+
+def _apart(reduction: Reduction, value: Expression, nest: Nest, tops: Set[str]) -> tuple[Expression, Expression] | None:
+    """What of a sum needs no other reduction, about the row's first element, and the whole in terms of that sum; None
+    where it adds nothing that a maximum is in.
+
+    The sum of logarithms of probabilities, x less the logarithm of a sum of exponentials, needs no second visit.
+    """
+    axes, interner = {axis.name for axis in nest.reduced}, Interner()
+    varying: list[tuple[str, Expression]] = []
+    others: list[tuple[str, Expression]] = []
+
+    def split(part: Expression, sign: str) -> bool:
+        needed = interner.needs(part)
+        if needed.isdisjoint(axes):
+            others.append((sign, part))
+            return True
+        flipped = {"add": "sub", "sub": "add"}[sign]
+        match part:
+            case Call("neg", (one,)):
+                return split(one, flipped)
+            case Call("add" | "sub" as name, (one, other)):
+                return split(one, sign) and split(other, sign if name == "add" else flipped)
+            case Call("cast", (Call("cast", (inner,), Type.F16 | Type.BF16),), type_) if inner.type is type_:
+                return split(inner, sign)  # what PyTorch rounds in between
+        varying.append((sign, part))
+        return not any(need.startswith("%") for need in needed)
+
+    if not split(value, "add") or not varying or value.type is not reduction.type:
+        return None
+    if not any(f"%{top}" in interner.needs(part) for top in tops for _, part in others):
+        return None
+
+    def total(parts: Sequence[tuple[str, Expression]]) -> Expression:
+        (sign, begin), *more = parts
+        made = begin if sign == "add" else op("neg", begin)
+        for sign, part in more:
+            made = op(sign, made, part)
+        return made
+
+    def at_first(part: Expression) -> Expression | None:
+        if isinstance(part, Load | AxisValue):
+            return replace(part, index=part.index.substituted(dict.fromkeys(axes, Index()), nest.extents))
+        return None
+
+    own = total(varying)
+    first = _replaced(own, at_first)
+    first = op("where", op("isinf", first), literal(0, reduction.type), first)
+    mean = op("add", first, total(others))
+    whole = op("add", Reduced(reduction.name, reduction.type), op("mul", literal(nest.column_count, mean.type), mean))
+    return op("sub", own, first), whole
 
 
 def _replaced(root: Expression, found: Callable[[Expression], Expression | None]) -> Expression:

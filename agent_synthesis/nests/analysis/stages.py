@@ -21,7 +21,7 @@ class Stage:
 
     kind: OneOf["folds", "shifted", "moments"]
     reductions: tuple[Reduction, ...]
-    """In order; two, where two are merged."""
+    """In order; two, where two are merged, and behind them of `shifted` the folds that the same visit makes."""
     shared: Expression | None = field(default=None, compare=False)
     """`shifted`: the exponential; `moments`: the mean, in the type of the squares."""
     even: bool = field(default=False, compare=False)
@@ -46,9 +46,12 @@ def accumulator_bytes(reduction: Reduction) -> int:
     return size if reduction.operation not in ARG_REDUCTIONS else 2 * max(size, reduction.result.size_bytes)
 
 
-def plan(nest: Nest, *, merge: bool, even: bool = False, apart: bool = False) -> list[Stage]:
+def plan(
+    nest: Nest, *, merge: bool, even: bool = False, apart: bool = False, beside: bool = False
+) -> list[Stage]:  # fmt: skip
     """The stages in order; with `merge`, pairs whose partial results merge share one. `even` as in `Stage`. `apart`:
-    several pairs side by side share one each, where a visit reads no more than it needs."""
+    several pairs side by side share one each, where a visit reads no more than it needs. `beside`: a maximum with its
+    sum of exponentials takes other folds into its visit."""
     levels = passes.levels(nest)
     stages: list[Stage] = []
     position = 0
@@ -56,6 +59,8 @@ def plan(nest: Nest, *, merge: bool, even: bool = False, apart: bool = False) ->
         pairs: list[Stage] = []
         if merge and position + 1 < len(levels) and (apart or len(levels[position]) == 1):
             pairs = _pairs(nest, levels[position], levels[position + 1])
+        elif merge and beside and position + 1 < len(levels):
+            pairs = _with_folds(nest, levels[position], levels[position + 1])
         stages += [replace(pair, even=even) for pair in pairs] or [Stage("folds", levels[position])]
         position += 2 if pairs else 1
     return stages
@@ -73,9 +78,22 @@ def _pairs(nest: Nest, tops: Sequence[Reduction], totals: Sequence[Reduction]) -
     return found if not left else []
 
 
+def _with_folds(nest: Nest, tops: Sequence[Reduction], totals: Sequence[Reduction]) -> list[Stage]:
+    """A maximum, its sum of exponentials, and the other reductions of the maximum's level; none where there is no such
+    pair, or more in the second level."""
+    if len(totals) != 1 or any(top.operation in ARG_REDUCTIONS for top in tops):
+        return []
+    for top in tops:
+        pair = _merged(nest, top, totals[0])
+        if pair is not None and pair.kind == "shifted":
+            others = [other for other in tops if other is not top]
+            return [replace(pair, reductions=(*pair.reductions, *others))]
+    return []
+
+
 def can_merge(nest: Nest) -> bool:
-    """Whether some pair of reductions merges."""
-    return any(stage.kind != "folds" for stage in plan(nest, merge=True))
+    """Whether some pair of reductions of rows merges."""
+    return any(stage.kind != "folds" for stage in plan(nest, merge=True, beside=True))
 
 
 def _merged(nest: Nest, top: Reduction, total: Reduction) -> Stage | None:

@@ -12,13 +12,13 @@ from agent_synthesis.emit.cuda import ordinary_numbers
 from agent_synthesis.emit.cuda.generated_struct import Members, function
 from agent_synthesis.emit.cuda.kernel_text import KernelText
 from agent_synthesis.emit.cuda.rows.row_loads import RowLoads
-from agent_synthesis.emit.cuda.stage_state import results, state_of, state_type
+from agent_synthesis.emit.cuda.stage_state import folds_type, results, state_of, state_type
 from agent_synthesis.emit.expression import Names, Scope
 from agent_synthesis.emit.spelling import accumulator
 from agent_synthesis.nests import memory_access, passes
 from agent_synthesis.nests.analysis import costly_parts
 from agent_synthesis.nests.analysis.stages import Stage, kept_parts, narrowed
-from agent_synthesis.nests.ir import Expression, Nest, Summed
+from agent_synthesis.nests.ir import Expression, Nest, Reduction, Summed
 
 
 class RowElements:
@@ -82,27 +82,38 @@ class RowElements:
             if quick:
                 ordinary_numbers.know_logarithms(inner, logarithms, "ordinary")
             self._keep(inner, number)
-            parts = []
-            for reduction, value in zip(stage.reductions, values, strict=True):
-                kind, text = accumulator(reduction, self.dialect), inner.converted(value, reduction.type)
-                wide = kind in ("float", "double", "ws::int64") or kind.startswith("ws::At")
-                parts.append(text if wide else f"static_cast<{kind}>({text})")
             name, more = ("element_quick", ", bool& ordinary") if quick else ("element", "")
-            lines += self._returns(state, name, number, inner, state_of(parts), more)
+            text = self._folded(stage.reductions, values, inner)
+            lines += self._returns(state, name, number, inner, text, more)
         return f"ws::RowStage<{state}, {self.loads.below(*roots)}{', 0, true' if logarithms else ''}>", lines
 
+    def _folded(self, reductions: Sequence[Reduction], values: Sequence[Expression], inner: Scope) -> str:
+        """The state of folds that one element makes."""
+        parts = []
+        for reduction, value in zip(reductions, values, strict=True):
+            kind, text = accumulator(reduction, self.dialect), inner.converted(value, reduction.type)
+            wide = kind in ("float", "double", "ws::int64") or kind.startswith("ws::At")
+            parts.append(text if wide else f"static_cast<{kind}>({text})")
+        return state_of(parts)
+
     def _shifted(self, stage: Stage, number: int) -> tuple[str, list[str]]:
-        top, total = stage.reductions
+        top, total, *others = stage.reductions
         kind, state = self.dialect.compute(top.type), state_type(stage, self.dialect)
         first = self._element()
         first.expect([top.value])
         lines = self._returns(kind, "top", number, first, first.converted(top.value, top.type))
+        values = [other.value for other in others]
+        if others:
+            beside = self._element()
+            beside.expect(values)
+            of_folds = folds_type(others, self.dialect)
+            lines += self._returns(of_folds, "element", number, beside, self._folded(others, values, beside))
         self.function.reductions[top.name] = "pivot"
         second = self._element([f"%{top.name}"])
         second.expect([total.value])
         assert stage.shared is not None
         same = self.function.interner.number
-        if same(stage.shared) in {same(part) for part in self._to_keep.get(number, ())}:
+        if not others and same(stage.shared) in {same(part) for part in self._to_keep.get(number, ())}:
             self._to_keep = {**self._to_keep, number: [stage.shared]}
             self._keep(second, number)
             _, place = self._kept.pop()
@@ -110,7 +121,8 @@ class RowElements:
         lines += self._returns(
             kind, "term", number, second, second.converted(total.value, total.type), f", {kind} pivot"
         )
-        return f"ws::RowStage<{state}, {self.loads.below(top.value)}, {self.loads.below(total.value)}>", lines
+        loads = self.loads.below(top.value, *values), self.loads.below(total.value)
+        return f"ws::RowStage<{state}, {', '.join(loads)}>", lines
 
     def _moments(self, stage: Stage, number: int) -> tuple[str, list[str]]:
         total, squares = stage.reductions

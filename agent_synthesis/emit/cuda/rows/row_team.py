@@ -206,7 +206,7 @@ def team_of(hardware: Hardware, nest: Nest, settings: RowSettings) -> Team:
 def stages_of(hardware: Hardware, nest: Nest, settings: RowSettings) -> list[Stage]:
     """The stages that a team exchanges, merged or not as the settings say."""
     even = team_of(hardware, nest, settings).exchanges_evenly
-    return plan(nest, merge=settings.merge, even=even)
+    return plan(nest, merge=settings.merge, even=even, beside=True)
 
 
 def asked_loads(nest: Nest, team: Team, min_blocks: int) -> list[Load]:

@@ -132,7 +132,7 @@ def _of_a_block(schedule: CudaSchedule, simple: Nest) -> list[RowSettings]:
         found.append(choose(threads=512 if columns >= 4096 else 256, vectors=4))
     # Of a maximum and a sum of exponentials, whose results are all, no row is read again, so no cluster has to hold it
     # (cross-entropy's step of 8192x128256 in bf16: 1990 us instead of 2490).
-    is_one_pass = not passes.element_stores(simple) and len(plan(simple, merge=True)) == 1
+    is_one_pass = not passes.element_stores(simple) and len(plan(simple, merge=True, beside=True)) == 1
     if is_one_pass and columns > _LONG_BLOCK_ROW and simple.row_count >= 2 * schedule.hardware.sm_count:
         found.append(choose(threads=512, vectors=8, loads=Loads.CACHED))
     if columns <= _LONG_BLOCK_ROW:
