@@ -330,17 +330,15 @@ def test_a_checkpoint_runs_the_forward_again(
 def test_processes_that_train_together_have_the_mean_of_their_gradients(tmp_path: Path) -> None:
     package = package_of(tmp_path, run_of(tmp_path, "shared"))
     (tmp_path / "each.py").write_text(TOGETHER)
-    environment = os.environ | {"XDG_CACHE_HOME": str(tmp_path / "cache"), "PYTHONPATH": str(package)}
-    environment |= {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}  # whatever the host's name leads to
+    own = {"XDG_CACHE_HOME": str(tmp_path), "PYTHONPATH": str(package), "GLOO_SOCKET_IFNAME": "lo"}
     command = [sys.executable, str(tmp_path / "each.py"), str(tmp_path / "meet")]
-    ran = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    ran = subprocess.run(command, env=os.environ | own, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr[-3000:]
     assert sorted(ran.stdout.split()) == ["compiled:0", "compiled:1", "eager:0", "eager:1"]
 
 
 TOGETHER = """
-import os
-import sys
+import os, sys
 
 import torch
 from torch import distributed, multiprocessing, nn
@@ -378,7 +376,7 @@ def each(rank, place):
         assert kind == "compiled" or said, "a kernel answers"
         os.write(1, f"{kind}:{rank}\\n".encode())  # at once: two processes write there
     distributed.barrier()
-    os._exit(0)  # PyTorch's own threads wait for each other now and then while all is taken down
+    os._exit(0)  # taking it down, PyTorch's threads wait for each other now and then
 
 
 if __name__ == "__main__":

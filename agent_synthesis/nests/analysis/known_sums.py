@@ -64,10 +64,16 @@ def _roots(nest: Nest) -> list[Expression]:
     return [reduction.value for reduction in nest.reductions] + [store.value for store in nest.stores]
 
 
+def _of_elements(nest: Nest) -> set[str]:
+    """What is another value for each element of a row: axes, and reductions that have one at each."""
+    values = {f"%{each.name}" for each in nest.reductions if isinstance(each, Multiplied | Scan)}
+    return {axis.name for axis in nest.reduced} | values
+
+
 def _total(value: Expression, nest: Nest) -> Expression | None:
     """The sum of a value over the reduced axes; None where it takes a loop."""
     axes, count, interner = {axis.name: axis.extent for axis in nest.reduced}, nest.column_count, Interner()
-    of_elements = {*axes, *(f"%{each.name}" for each in nest.reductions if isinstance(each, Multiplied | Scan))}
+    of_elements = _of_elements(nest)
 
     def varies(expression: Expression) -> bool:
         return not interner.needs(expression).isdisjoint(of_elements)
@@ -112,13 +118,13 @@ def _apart(reduction: Reduction, value: Expression, nest: Nest, tops: Set[str]) 
 
     The sum of logarithms of probabilities, x less the logarithm of a sum of exponentials, needs no second visit.
     """
-    axes, interner = {axis.name for axis in nest.reduced}, Interner()
+    axes, interner, of_elements = {axis.name for axis in nest.reduced}, Interner(), _of_elements(nest)
     varying: list[tuple[str, Expression]] = []
     others: list[tuple[str, Expression]] = []
 
     def split(part: Expression, sign: str) -> bool:
         needed = interner.needs(part)
-        if needed.isdisjoint(axes):
+        if needed.isdisjoint(of_elements):
             others.append((sign, part))
             return True
         flipped = {"add": "sub", "sub": "add"}[sign]
