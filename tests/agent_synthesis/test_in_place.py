@@ -150,6 +150,17 @@ def test_what_others_see_being_written_stays_in_place() -> None:
     assert not leaves_alone(one_by_one)
 
 
+def test_a_source_that_is_read_by_its_own_name_afterwards_stays_in_place() -> None:
+    def read(held: Lists, gradients: Sequence[torch.Tensor]) -> torch.Tensor:
+        return held["p"][0].mul_(2).add_(1).exp() + gradients[0]
+
+    graph = tried(read)[2].index.graph
+    assert in_place.out_of_place(GraphIndex(graph))
+    (exponential,) = [node for node in graph.nodes if node.target == "aten.exp.default"]
+    exponential.args[0].tensor = next(source.name for source in graph.sources if source.qualified_name == "p0")
+    assert not in_place.out_of_place(GraphIndex(graph))
+
+
 def test_one_write_that_nobody_reads_is_left_as_it_is() -> None:
     def once(held: Lists, gradients: Sequence[torch.Tensor]) -> torch.Tensor:
         held["p"][0].add_(gradients[0])

@@ -171,10 +171,16 @@ def test_a_norm_and_its_weight_have_their_gradients_of_one_kernel_on_a_gpu() -> 
 
 
 @pytest.mark.parametrize(
-    "function", [lambda a, b: (a.softmax(-1), b.sum(0)), lambda a, b: (a.softmax(-1), (a + b).amax(0))]
+    "function",
+    [
+        lambda a, b: (a.softmax(-1), b.sum((0, 1))),
+        lambda a, b: (a.softmax(-1), (a + b).amax((0, 1))),
+        lambda a, b: (a.softmax(-1), (a + b).sum(0)),
+        lambda a, _: (a.softmax(-1), a[:1].sum((0, 1))),  # some of the rows
+    ],
 )
 def test_sums_of_other_rows_are_kernels_of_their_own(function: Callable[..., object]) -> None:
-    tried = Tried.of((lambda: Function(function), lambda: [torch.randn(6, 48), torch.randn(6, 48)]))
+    tried = Tried.of((lambda: Function(function), lambda: [torch.randn(2, 3, 48), torch.randn(2, 3, 48)]))
     index = tried.plan.index
     nodes = [node.name for node in index.graph.nodes if node.name in index.of_forward and not index.is_view(node.name)]
     refusal = groups.lower(index, nodes, index.graph.outputs[:2])

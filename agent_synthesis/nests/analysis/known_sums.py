@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence, Set
 from dataclasses import replace
 
+from agent_synthesis.nests import iteration_space
 from agent_synthesis.nests.interner import Interner
 from agent_synthesis.nests.ir import (
     AxisValue,
@@ -18,6 +19,7 @@ from agent_synthesis.nests.ir import (
     Index,
     Literal,
     Load,
+    Memory,
     Nest,
     Reduced,
     Reduction,
@@ -54,14 +56,11 @@ def without_known_sums(nest: Nest) -> Nest:
         return nest
     stores = tuple(replace(store, value=_replaced(store.value, value_of)) for store in nest.stores)
     made = replace(nest, reductions=tuple(left), stores=stores)
-    read = {part.buffer for part in Interner().parts(_roots(made)).values() if hasattr(part, "buffer")}
+    parts = Interner().parts(iteration_space.roots(made)).values()
+    read = {part.buffer for part in parts if isinstance(part, Load | Memory)}
     made = replace(made, buffers=tuple(b for b in made.buffers if b.written or b.name in read))
     is_parallel = not left and not made.summed
     return replace(made, parallel=made.parallel + made.reduced, reduced=()) if is_parallel else made
-
-
-def _roots(nest: Nest) -> list[Expression]:
-    return [reduction.value for reduction in nest.reductions] + [store.value for store in nest.stores]
 
 
 def _of_elements(nest: Nest) -> set[str]:
