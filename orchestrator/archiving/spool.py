@@ -14,6 +14,7 @@ import logging
 import os
 import struct
 import threading
+import time
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ from prometheus_client import Counter, Gauge
 
 from orchestrator.archiving import writes
 from orchestrator.archiving.patience import may_pass
+from warpsmith import printable
 from warpsmith.errors import ArchiveFault, BadInput, RunLost
 from warpsmith.sandbox import private_files
 from warpsmith.v1 import run_pb2, trial_pb2
@@ -35,6 +37,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("warpsmith.orchestrator")
 
 ENDING, PARTIAL, ASIDE = ".spool", ".partial", ".aside"
+ENDING_SECONDS = 5.0
+"""How long a file may stay locked whose writer is dead: the kernel gives up one lock of a process after the other."""
 _MAGIC = b"warpsmith spool 1\n"
 _FRAME = struct.Struct(">II")
 """Before each record: its bytes, and their CRC-32."""
@@ -107,11 +111,11 @@ class Spool:
             yield
             self._has_warned = False
 
-    def warn(self, why: str) -> None:
-        """Says once, until there is room again, that it takes nothing."""
+    def warn(self, what: str) -> None:
+        """Says once, until something is written there again."""
         if not self._has_warned:
             self._has_warned = True
-            log.warning("%s takes nothing (%s): runs wait for the archive without it", self.folder, why)
+            log.warning("%s %s", self.folder, what)
 
     # ---- what others have left -------------------------------------------------------------------------
 
@@ -122,17 +126,23 @@ class Spool:
         Raises:
             ArchiveFault: the archive cannot be written now; the file stays.
         """
-        if self._file(run_id).exists():
-            _deliver(archive, self._file(run_id))
+        self._deliver(archive, [self._file(run_id)], ENDING_SECONDS)
 
     def deliver_all(self, archive: Archive) -> None:
         """The same of every file that nobody writes. Raises as above."""
-        for path in self.files():
-            _deliver(archive, path)
-        for path in self.folder.glob(f".*{PARTIAL}"):
-            with _held(path) as is_ours:
-                if is_ours:
-                    path.unlink()
+        self._deliver(archive, [*self.files(), *self.folder.glob(f".*{PARTIAL}")])
+
+    def _deliver(self, archive: Archive, paths: list[Path], seconds: float = 0.0) -> None:
+        try:
+            for path in filter(Path.exists, paths):
+                private_files.directory(self.folder, make=False)
+                with _held(path, seconds) as is_ours:
+                    if is_ours and path.suffix == PARTIAL:
+                        path.unlink()
+                    elif is_ours:
+                        _deliver(archive, path)
+        except (OSError, BadInput) as error:
+            self.warn(f"cannot be read or cleared ({error})")
 
 
 class SpoolFile:
@@ -153,7 +163,8 @@ class SpoolFile:
                 else:
                     self._append(self._descriptor, packed)
         except (OSError, BadInput) as error:
-            self._spool.warn(getattr(error, "strerror", None) or f"{error}")
+            why = getattr(error, "strerror", None) or error
+            self._spool.warn(f"takes nothing ({why}): runs wait for the archive without it")
             return False
         self._count += 1
         _records.inc()
@@ -233,8 +244,11 @@ def read(path: Path) -> Waiting:
         while place < len(content):
             record, end = _unframed(content, place)
             kind, size = _PARTS.unpack_from(record)
-            event, message = record[_PARTS.size : _PARTS.size + size], record[_PARTS.size + size :]
-            records.append(Record(_KINDS[kind].FromString(message), run_pb2.RunEvent.FromString(event)))
+            event, rest = record[_PARTS.size : _PARTS.size + size], record[_PARTS.size + size :]
+            message = _KINDS[kind].FromString(rest)
+            if isinstance(message, run_pb2.Run) and message.id != run_id:
+                raise ValueError
+            records.append(Record(message, run_pb2.RunEvent.FromString(event)))
             place = end
     except EOFError:
         return Waiting(run_id, owner, epoch, records, len(content) - place, is_torn=True)
@@ -243,28 +257,42 @@ def read(path: Path) -> Waiting:
     return Waiting(run_id, owner, epoch, records)
 
 
-def _deliver(archive: Archive, path: Path) -> None:
-    with _held(path) as is_ours:
-        if not is_ours:
-            return
+def findings(folder: Path) -> list[str]:
+    """A sentence on each file of a folder: what waits, and what was set aside."""
+    found = []
+    for path in sorted([*folder.glob(f"*{ENDING}"), *folder.glob(f"*{ASIDE}")]):
+        how = "set aside" if path.suffix == ASIDE else "waits for the archive"
         try:
             waiting = read(path)
-            count = _commit(archive, waiting)
         except (OSError, BadInput) as error:
-            _move_aside(path, f"{error}")
-            return
-        except ArchiveFault as error:
-            if not isinstance(error, RunLost) and may_pass(error):
-                raise
-            _move_aside(path, f"{error}, so its {len(waiting.records)} records do not count")
-            return
-        log.warning("%s: %d of %d records were not in the archive yet", path, count, len(waiting.records))
-        if waiting.rest and not waiting.is_torn:
-            _move_aside(path, f"{waiting.rest} bytes of it are damaged")
-            return
-        if waiting.rest:
-            log.warning("%s: its last %d bytes are no whole record, and are cut off", path, waiting.rest)
-        path.unlink()
+            found.append(f"{path}: {error}; {how}")
+            continue
+        trials = [record.message.number for record in waiting.records if isinstance(record.message, trial_pb2.Trial)]
+        what = f"trials {trials[0]} to {trials[-1]}" if trials else "no trial"
+        found.append(f"{path}: {what} of run {printable.quotation(waiting.run_id, 40)}; {how}")
+    return found
+
+
+def _deliver(archive: Archive, path: Path) -> None:
+    try:
+        waiting = read(path)
+    except BadInput as error:
+        _move_aside(path, f"{error}")
+        return
+    try:
+        count = _commit(archive, waiting)
+    except ArchiveFault as error:
+        if may_pass(error):
+            raise
+        _move_aside(path, f"{error}, so its {len(waiting.records)} records do not count")
+        return
+    log.warning("%s: %d of %d records were not in the archive yet", path, count, len(waiting.records))
+    if waiting.rest and not waiting.is_torn:
+        _move_aside(path, f"{waiting.rest} bytes of it are damaged")
+        return
+    if waiting.rest:
+        log.warning("%s: its last %d bytes are no whole record, and are cut off", path, waiting.rest)
+    path.unlink()
 
 
 def _commit(archive: Archive, waiting: Waiting) -> int:
@@ -291,22 +319,28 @@ def _commit(archive: Archive, waiting: Waiting) -> int:
 
 
 @contextlib.contextmanager
-def _held(path: Path) -> Iterator[bool]:
-    """Whether the file is ours alone within the block: nobody writes or delivers it."""
+def _held(path: Path, seconds: float) -> Iterator[bool]:
+    """Whether the file is ours alone within the block: nobody writes or delivers it, or not for longer than that."""
+    end = time.monotonic() + seconds
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError:
+    except FileNotFoundError:
         yield False
         return
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        is_ours = os.path.lexists(path) and os.path.samestat(os.fstat(descriptor), os.lstat(path))
-    except OSError:
-        is_ours = False
-    try:
-        yield is_ours
+        while not (is_ours := _locks(descriptor)) and time.monotonic() < end:
+            time.sleep(0.02)
+        yield is_ours and os.path.lexists(path) and os.path.samestat(os.fstat(descriptor), os.lstat(path))
     finally:
         os.close(descriptor)
+
+
+def _locks(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _move_aside(path: Path, why: str) -> None:

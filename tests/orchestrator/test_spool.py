@@ -23,6 +23,7 @@ from orchestrator.archiving import spool as spool_module
 from orchestrator.archiving import writer
 from orchestrator.archiving.spool import Record, Spool
 from orchestrator.archiving.tables import RUNS
+from orchestrator.commands import cli
 from orchestrator.serving import taking_up
 from orchestrator.serving.ownership import Owner
 from orchestrator.serving.story import Story
@@ -38,6 +39,15 @@ def archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Archive
     monkeypatch.setattr(writer, "LATE_SECONDS", 0.1)
     made = Archive.in_directory(tmp_path)
     made.patience_seconds, made.spool = 60.0, Spool(tmp_path / "spool", MEBIBYTE)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def either(database_url: str, tmp_path: Path) -> Iterator[Archive]:
+    """Of SQLite or of PostgreSQL."""
+    made = Archive(database_url)
+    made.spool = Spool(tmp_path / "spool", MEBIBYTE)
     yield made
     made.close()
 
@@ -253,12 +263,12 @@ def test_a_run_that_is_left_while_its_archive_is_late_says_so_in_the_file(archiv
 # ---- who goes on with it -------------------------------------------------------------------------------
 
 
-def test_the_next_orchestrator_has_every_trial_once(archive: Archive) -> None:
-    file = left_with(archive)
-    story = taken_up(archive)
-    assert [trial.number for trial in story.trials] == numbers(archive) == [1, 2, 3]
+def test_the_next_orchestrator_has_every_trial_once(either: Archive) -> None:
+    file = left_with(either)
+    story = taken_up(either)
+    assert [trial.number for trial in story.trials] == numbers(either) == [1, 2, 3]
     assert story.first == 4
-    assert archive.trials("r") == list(map(trial_of, (1, 2, 3)))
+    assert either.trials("r") == list(map(trial_of, (1, 2, 3)))
     assert not file.exists()
 
 
@@ -281,15 +291,15 @@ def test_a_delivery_that_fails_is_made_again(archive: Archive) -> None:
 
 
 def test_a_run_that_another_went_on_with_meanwhile_keeps_its_own_trials_and_the_file_is_set_aside(
-    archive: Archive, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    either: Archive, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     before = sample("warpsmith_spool_set_aside_total")
-    file = left_with(archive)
-    spool, archive.spool = archive.spool, None  # it has a folder of its own
+    file = left_with(either)
+    spool, either.spool = either.spool, None  # it has a folder of its own
     assert spool is not None
-    taken_up(archive).trial_ended(trial_of(9))
-    spool.deliver_all(archive)
-    assert [trial.number for trial in archive.trials("r")] == [9]
+    taken_up(either).trial_ended(trial_of(9))
+    spool.deliver_all(either)
+    assert [trial.number for trial in either.trials("r")] == [9]
     assert not file.exists()
     aside = tmp_path / "spool" / "r.aside"
     assert len(spool_module.read(aside).records) == 3
@@ -362,6 +372,61 @@ def test_a_file_that_somebody_writes_is_left_alone(archive: Archive) -> None:
         assert file.exists()
     archive.spool.deliver_all(archive)
     assert numbers(archive) == [1, 2, 3]
+
+
+def test_a_file_whose_writer_is_ending_is_waited_for_before_its_run_is_taken_up(archive: Archive) -> None:
+    file = left_with(archive)
+    stories: list[Story] = []
+    with file.open("rb") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        owner = Owner(archive, stays=True)
+        ((run_id, before),) = owner.left()
+        thread = in_thread(lambda: stories.append(taking_up.taken_up(archive, owner, run_id, before)))
+        thread.join(0.1)
+        assert archive.trials("r") == []
+    thread.join(30)
+    owner.close()
+    assert [trial.number for trial in stories[0].trials] == [1, 2, 3]
+
+
+def test_a_folder_in_which_nothing_can_be_removed_stops_nobody(
+    archive: Archive, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = left_with(archive)
+
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "unlink", refuse)
+    assert archive.spool is not None
+    for _ in range(3):
+        archive.spool.deliver_all(archive)
+    assert numbers(archive) == [1, 2, 3]
+    assert file.exists()
+    assert caplog.text.count("cannot be read or cleared") == 1
+
+
+def test_a_folder_that_others_can_write_is_not_believed(archive: Archive, tmp_path: Path) -> None:
+    left_with(archive)
+    (tmp_path / "spool").chmod(0o777)
+    assert archive.spool is not None
+    archive.spool.deliver_all(archive)
+    assert archive.trials("r") == []
+
+
+def test_check_tells_what_waits_and_what_was_set_aside(
+    archive: Archive, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left_with(archive)
+    (tmp_path / "spool" / "old.aside").write_text("garbage")
+    monkeypatch.setattr("sys.argv", ["warpsmith", "archive", "check", "--runs", str(tmp_path)])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 0
+    said = capsys.readouterr().out.replace("\n", " ")
+    assert "old.aside: it is no spool of ours; set aside" in said
+    assert "r.spool: trials 1 to 3 of run " in said
+    assert "; waits for the archive" in said
 
 
 def test_a_file_of_a_run_that_no_archive_has_is_set_aside(archive: Archive) -> None:
