@@ -302,9 +302,8 @@ class Archive:
                     connection.exec_driver_sql("BEGIN IMMEDIATE")  # what is read first may be written then
                 yield connection
         except DBAPIError as error:
-            raise ArchiveFault(
-                f"cannot write to {self._place}: {error.orig}; what was found so far stays readable"
-            ) from error
+            remedy = _remedy(error) or "; what was found so far stays readable"
+            raise ArchiveFault(f"cannot write to {self._place}: {error.orig}{remedy}") from error
 
 
 def _damaged(place: str, row: sa.Row[Any]) -> BadInput:
