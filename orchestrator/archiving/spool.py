@@ -105,7 +105,7 @@ class Spool:
         """Held while so many bytes are written. Raises OSError where they are more than there may be."""
         with self._lock:
             private_files.directory(self.folder)
-            used = sum(entry.stat().st_size for entry in os.scandir(self.folder))
+            used = sum(map(_size, self.folder.iterdir()))
             if used + size > self.most_bytes:
                 raise OSError(0, f"it holds {used} of at most {self.most_bytes} bytes")
             yield
@@ -351,6 +351,13 @@ def _move_aside(path: Path, why: str) -> None:
     path.rename(aside)
     _set_aside.inc()
     log.error("%s: %s; it is set aside as %s", path, why, aside.name)
+
+
+def _size(path: Path) -> int:
+    """Of a file that its run may remove meanwhile."""
+    with contextlib.suppress(FileNotFoundError):
+        return path.lstat().st_size
+    return 0
 
 
 def _framed(content: bytes) -> bytes:

@@ -197,7 +197,7 @@ class Writer:
             if self._closed:
                 return
             if isinstance(error, RunLost):
-                if self._file is not None:
+                if self._file is not None and self._is_late:
                     self._put_in_file()
                     self._file.set_aside(f"{error}")
                 self._waiting.clear()

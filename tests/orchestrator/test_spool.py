@@ -319,6 +319,15 @@ def test_a_run_that_is_lost_while_its_trials_wait_has_them_set_aside(archive: Ar
     assert (tmp_path / "spool" / "r.aside").exists()
 
 
+def test_what_is_refused_at_once_leaves_no_file(archive: Archive, tmp_path: Path) -> None:
+    story = Story(archive, run_of(archive))
+    archive.owner = "another"
+    with pytest.raises(RunLost):
+        story.trial_ended(trial_of(1))
+    assert story.is_left
+    assert not (tmp_path / "spool").exists()
+
+
 def test_a_second_file_of_a_run_that_is_set_aside_replaces_none(archive: Archive, tmp_path: Path) -> None:
     for _ in range(2):
         file = left_with(archive, run=not (tmp_path / "spool").exists())
