@@ -16,11 +16,11 @@ import struct
 import threading
 import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+import sqlalchemy as sa
 from google.protobuf.message import DecodeError
 from prometheus_client import Counter, Gauge
 
@@ -31,10 +31,10 @@ from warpsmith.errors import ArchiveFault, BadInput, RunLost
 from warpsmith.sandbox import private_files
 from warpsmith.v1 import run_pb2, trial_pb2
 
-if TYPE_CHECKING:
-    from orchestrator.archive import Archive
-
 log = logging.getLogger("warpsmith.orchestrator")
+
+Writing = Callable[[], contextlib.AbstractContextManager[sa.Connection]]
+"""A transaction of the archive; raises ArchiveFault."""
 
 ENDING, PARTIAL, ASIDE = ".spool", ".partial", ".aside"
 ENDING_SECONDS = 5.0
@@ -119,20 +119,20 @@ class Spool:
 
     # ---- what others have left -------------------------------------------------------------------------
 
-    def deliver(self, archive: Archive, run_id: str) -> None:
+    def deliver(self, writing: Writing, run_id: str) -> None:
         """Commits what waits of a run, each record once, where nobody has gone on with the run since; to be called
         before it is taken up. What is refused, or is not ours, is set aside.
 
         Raises:
             ArchiveFault: the archive cannot be written now; the file stays.
         """
-        self._deliver(archive, [self._file(run_id)], ENDING_SECONDS)
+        self._deliver(writing, [self._file(run_id)], ENDING_SECONDS)
 
-    def deliver_all(self, archive: Archive) -> None:
+    def deliver_all(self, writing: Writing) -> None:
         """The same of every file that nobody writes. Raises as above."""
-        self._deliver(archive, [*self.files(), *self.folder.glob(f".*{PARTIAL}")])
+        self._deliver(writing, [*self.files(), *self.folder.glob(f".*{PARTIAL}")])
 
-    def _deliver(self, archive: Archive, paths: list[Path], seconds: float = 0.0) -> None:
+    def _deliver(self, writing: Writing, paths: list[Path], seconds: float = 0.0) -> None:
         try:
             for path in filter(Path.exists, paths):
                 private_files.directory(self.folder, make=False)
@@ -140,7 +140,7 @@ class Spool:
                     if is_ours and path.suffix == PARTIAL:
                         path.unlink()
                     elif is_ours:
-                        _deliver(archive, path)
+                        _deliver(writing, path)
         except (OSError, BadInput) as error:
             self.warn(f"cannot be read or cleared ({error})")
 
@@ -273,14 +273,14 @@ def findings(folder: Path) -> list[str]:
     return found
 
 
-def _deliver(archive: Archive, path: Path) -> None:
+def _deliver(writing: Writing, path: Path) -> None:
     try:
         waiting = read(path)
     except BadInput as error:
         _move_aside(path, f"{error}")
         return
     try:
-        count = _commit(archive, waiting)
+        count = _commit(writing, waiting)
     except ArchiveFault as error:
         if may_pass(error):
             raise
@@ -295,13 +295,13 @@ def _deliver(archive: Archive, path: Path) -> None:
     path.unlink()
 
 
-def _commit(archive: Archive, waiting: Waiting) -> int:
+def _commit(writing: Writing, waiting: Waiting) -> int:
     """Adds what the archive does not have, all or nothing, in the name of who found it; gives how many records."""
     if not waiting.records:
         return 0
     run_id, owner, epoch = waiting.run_id, waiting.owner, waiting.epoch
     texts, count = set[str](), 0
-    with archive.writing() as connection:
+    with writing() as connection:
         if not writes.is_kept(connection, run_id, owner, epoch):
             raise RunLost(f"there is no run {run_id}")
         there = writes.told(connection, run_id, waiting.records[0].event.number)

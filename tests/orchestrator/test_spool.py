@@ -284,9 +284,9 @@ def test_a_delivery_that_fails_is_made_again(archive: Archive) -> None:
     file = left_with(archive)
     assert archive.spool is not None
     with locked(archive), pytest.raises(ArchiveFault, match="locked"):
-        archive.spool.deliver_all(archive)
+        archive.spool.deliver_all(archive.writing)
     assert file.exists()
-    archive.spool.deliver_all(archive)
+    archive.spool.deliver_all(archive.writing)
     assert numbers(archive) == [1, 2, 3]
 
 
@@ -298,7 +298,7 @@ def test_a_run_that_another_went_on_with_meanwhile_keeps_its_own_trials_and_the_
     spool, either.spool = either.spool, None  # it has a folder of its own
     assert spool is not None
     taken_up(either).trial_ended(trial_of(9))
-    spool.deliver_all(either)
+    spool.deliver_all(either.writing)
     assert [trial.number for trial in either.trials("r")] == [9]
     assert not file.exists()
     aside = tmp_path / "spool" / "r.aside"
@@ -333,7 +333,7 @@ def test_a_second_file_of_a_run_that_is_set_aside_replaces_none(archive: Archive
         file = left_with(archive, run=not (tmp_path / "spool").exists())
         file.write_bytes(b"garbage")
         assert archive.spool is not None
-        archive.spool.deliver_all(archive)
+        archive.spool.deliver_all(archive.writing)
     assert sorted(each.name for each in (tmp_path / "spool").iterdir()) == ["r.2.aside", "r.aside"]
 
 
@@ -377,9 +377,9 @@ def test_a_file_that_somebody_writes_is_left_alone(archive: Archive) -> None:
     with file.open("rb") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         assert archive.spool is not None
-        archive.spool.deliver_all(archive)
+        archive.spool.deliver_all(archive.writing)
         assert file.exists()
-    archive.spool.deliver_all(archive)
+    archive.spool.deliver_all(archive.writing)
     assert numbers(archive) == [1, 2, 3]
 
 
@@ -409,7 +409,7 @@ def test_a_folder_in_which_nothing_can_be_removed_stops_nobody(
     monkeypatch.setattr(Path, "unlink", refuse)
     assert archive.spool is not None
     for _ in range(3):
-        archive.spool.deliver_all(archive)
+        archive.spool.deliver_all(archive.writing)
     assert numbers(archive) == [1, 2, 3]
     assert file.exists()
     assert caplog.text.count("cannot be read or cleared") == 1
@@ -419,7 +419,7 @@ def test_a_folder_that_others_can_write_is_not_believed(archive: Archive, tmp_pa
     left_with(archive)
     (tmp_path / "spool").chmod(0o777)
     assert archive.spool is not None
-    archive.spool.deliver_all(archive)
+    archive.spool.deliver_all(archive.writing)
     assert archive.trials("r") == []
 
 
@@ -441,5 +441,5 @@ def test_check_tells_what_waits_and_what_was_set_aside(
 def test_a_file_of_a_run_that_no_archive_has_is_set_aside(archive: Archive) -> None:
     file = left_with(archive, run=False)
     assert archive.spool is not None
-    archive.spool.deliver_all(archive)
+    archive.spool.deliver_all(archive.writing)
     assert file.with_suffix(".aside").exists()
