@@ -28,16 +28,16 @@ import sqlalchemy as sa
 from google.protobuf.message import DecodeError, Message
 from sqlalchemy.exc import ArgumentError, DBAPIError
 
-from orchestrator.archiving import news, programs, versions
+from orchestrator.archiving import news, programs, versions, writes
 from orchestrator.archiving.patience import attempts
+from orchestrator.archiving.spool import Spool
 from orchestrator.archiving.tables import EVENTS, GROUPS, RUNS, TRIALS
-from orchestrator.search import moves_of, score
+from orchestrator.search import moves_of
 from orchestrator.search.memory import is_same_place
-from orchestrator.search_run import ENDED
 from warpsmith import printable
 from warpsmith.contract import earlier
 from warpsmith.digest import of_moves
-from warpsmith.errors import ArchiveFault, BadInput, NotFound, RunLost
+from warpsmith.errors import ArchiveFault, BadInput, NotFound
 from warpsmith.sandbox import private_files
 from warpsmith.v1 import analysis_pb2, run_pb2, timing_pb2, trial_pb2, verdict_pb2
 
@@ -58,11 +58,6 @@ KNOWN_RUNS = 20
 
 MessageT = TypeVar("MessageT", bound=Message)
 
-# Made once, with the values beside them: to make a statement anew costs more than to carry it out.
-_REPLACE_RUN = sa.update(RUNS).where(RUNS.c.id == sa.bindparam("which"))
-_ADD_RUN, _ADD_TRIAL, _ADD_EVENT = (sa.insert(table) for table in (RUNS, TRIALS, EVENTS))
-_GOT_ON = sa.update(RUNS).where(RUNS.c.id == sa.bindparam("which"), RUNS.c.attempt_count > 0).values(attempt_count=0)
-_OWNER = sa.select(RUNS.c.owner, RUNS.c.epoch).where(RUNS.c.id == sa.bindparam("which")).with_for_update(key_share=True)
 _RUN = sa.select(RUNS.c.id.label("run_id"), RUNS.c.message, RUNS.c.state)
 _TRIAL = sa.select(TRIALS.c.run_id, TRIALS.c.message)
 _WHOLE_TRIAL: sa.Select[Any] = sa.select(sa.literal_column("trials.*")).select_from(TRIALS)
@@ -86,6 +81,8 @@ class Archive:
         """In whose name it is written; empty for nobody's, as by releases that knew no owners."""
         self.patience_seconds = 0.0
         """How long what is written waits for a database that is locked, full or away."""
+        self.spool: Spool | None = None
+        """Where it waits then, so that it outlives this process."""
         self._texts: set[str] = set()
         """Digests of texts that are known to be kept."""
         if self._engine.dialect.name == "sqlite":
@@ -159,32 +156,21 @@ class Archive:
         Raises:
             RunLost: another orchestrator has it now; ArchiveFault: the database cannot be written.
         """
-        row = _run_row(run)
-        for attempt in attempts(self.patience_seconds):
+        for is_again, attempt in enumerate(attempts(self.patience_seconds)):
             with attempt, self.writing() as connection:
-                if _is_kept(connection, run.id, self.owner, epoch):
-                    connection.execute(_REPLACE_RUN, {**row, "which": run.id})
-                else:
-                    connection.execute(_ADD_RUN, {**row, "owner": self.owner})
-                if run.learned:
-                    connection.execute(sa.delete(GROUPS).where(GROUPS.c.run_id == run.id))
-                    connection.execute(sa.insert(GROUPS), [_group_row(run, group) for group in run.learned])
-                _add_event(connection, run.id, event)
+                if not (is_again and writes.is_told(connection, run.id, event)):
+                    writes.put_run(connection, run, event, self.owner, epoch)
 
     def add_trial(
         self, run_id: str, trial: trial_pb2.Trial, event: run_pb2.RunEvent | None = None, epoch: int | None = None
     ) -> None:
         """Adds an ended trial, together with the event that tells of it; as `put_run`. Its binary should be dropped."""
-        kept, names, new = programs.left_out(trial, self._texts)
-        row = {"run_id": run_id, **_trial_row(kept), "texts": names}
-        for attempt in attempts(self.patience_seconds):
+        row = writes.TrialRow(run_id, trial, self._texts)
+        for is_again, attempt in enumerate(attempts(self.patience_seconds)):
             with attempt, self.writing() as connection:
-                _is_kept(connection, run_id, self.owner, epoch)
-                programs.add(connection, new)
-                connection.execute(_ADD_TRIAL, row)
-                connection.execute(_GOT_ON, {"which": run_id})
-                _add_event(connection, run_id, event)
-        self._texts |= new.keys()
+                if not (is_again and writes.is_told(connection, run_id, event)):
+                    row.add(connection, event, self.owner, epoch)
+        self._texts |= row.texts.keys()
 
     # ---- reading: of a row that is not what we write, each raises BadInput -----------------------------
 
@@ -316,9 +302,8 @@ class Archive:
                     connection.exec_driver_sql("BEGIN IMMEDIATE")  # what is read first may be written then
                 yield connection
         except DBAPIError as error:
-            raise ArchiveFault(
-                f"cannot write to {self._place}: {error.orig}; what was found so far stays readable"
-            ) from error
+            remedy = _remedy(error) or "; what was found so far stays readable"
+            raise ArchiveFault(f"cannot write to {self._place}: {error.orig}{remedy}") from error
 
 
 def _damaged(place: str, row: sa.Row[Any]) -> BadInput:
@@ -331,22 +316,6 @@ def _as_in_row(message: MessageT, row: sa.Row[Any]) -> MessageT:
     if isinstance(message, run_pb2.Run) and row.state == run_pb2.RUN_STATE_QUEUED:
         message.state = run_pb2.RUN_STATE_QUEUED
     return message
-
-
-def _cost(run: run_pb2.Run) -> dict[str, object]:
-    day = max(run.device_day_seconds, default="")
-    return {"project": run.project, "device_day": day, "device_seconds": run.device_day_seconds[day] if day else 0.0}
-
-
-def _is_kept(connection: sa.Connection, run_id: str, owner: str, epoch: int | None) -> bool:
-    """Whether there is such a run, whose owner then stays the same until the transaction ends.
-
-    Its owner may have lost it and taken it up again meanwhile: what it was to write before is refused too.
-    """
-    now = connection.execute(_OWNER, {"which": run_id}).one_or_none()
-    if now is not None and (now.owner != owner or epoch not in (None, now.epoch)):
-        raise RunLost(f"run {run_id} has been taken up since")
-    return now is not None
 
 
 def _remedy(error: DBAPIError) -> str:
@@ -372,46 +341,6 @@ def _holds_something(path: Path) -> bool:
     with contextlib.suppress(FileNotFoundError):
         return os.lstat(path).st_size > 0
     return False
-
-
-def _run_row(run: run_pb2.Run) -> dict[str, object]:
-    return {
-        "id": run.id,
-        "task_digest": run.task.digest,
-        "task_name": run.task.name,
-        "target": run.task.target,
-        "device": run.device.name,
-        "state": run.state,
-        "created_at": run.created_at,
-        "speedup": score(run.best) if run.HasField("best") else 0.0,
-        "message": run.SerializeToString(),
-        "shape_digest": run.shape_digest,
-        "client": run.user,
-        **_cost(run),
-    }
-
-
-def _trial_row(trial: trial_pb2.Trial) -> dict[str, object]:
-    return {
-        "number": trial.number,
-        "program_digest": trial.candidate.program.digest,
-        "verdict": trial.verdict.state,
-        "speedup": score(trial) if trial.HasField("timing") else 0.0,
-        "message": trial.SerializeToString(),
-    }
-
-
-def _group_row(run: run_pb2.Run, group: analysis_pb2.KnownGroup) -> dict[str, object]:
-    kept = {"form": group.form, "median_ns": group.median_ns, "message": group.SerializeToString()}
-    return {"run_id": run.id, "device": run.device.name, **kept}
-
-
-def _add_event(connection: sa.Connection, run_id: str, event: run_pb2.RunEvent | None) -> None:
-    if event is not None:
-        row = {"run_id": run_id, "number": event.number, "message": event.SerializeToString()}
-        connection.execute(_ADD_EVENT, row)
-        is_of_run = event.run.state in ENDED or event.run.state == run_pb2.RUN_STATE_QUEUED
-        news.tell(connection, news.Topic.RUN if is_of_run else news.Topic.EVENT, run_id)
 
 
 def _engine(url: str) -> sa.Engine:

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from orchestrator.agents import Leases
 from orchestrator.archive import Archive
+from orchestrator.archiving.spool import Spool
 from orchestrator.exports import export_files, export_training
 from orchestrator.exports.export import Exported, ExportedFolder, Exporter
 from orchestrator.pipeline import without_bulk
@@ -199,6 +200,8 @@ def make_servicer(settings: Settings) -> OptimizationServicer:
     signer = signer_of(settings.signing_key_file)
     sign = signer.seal if signer else lambda _: None
     archive.patience_seconds = settings.archive_patience_seconds
+    if settings.spool_bytes:
+        archive.spool = Spool(settings.spool_directory or settings.runs_directory / "spool", settings.spool_bytes)
     owner, at_once = Owner(archive, stays=settings.takes_up), 1 + most_ahead(os.cpu_count() or 1)
     admission, quotas = Admission(settings.limits), Quotas(archive, settings.quota_file)
 

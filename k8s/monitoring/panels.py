@@ -134,6 +134,8 @@ FLEET = [
             "runs": "sum(warpsmith_runs_active)",
             "taken up": "sum(increase(warpsmith_runs_taken_up_total[$__range]))",
             "wait for the archive": "sum(warpsmith_archive_waiting)",
+            "wait in files": "sum(warpsmith_spool_records)",
+            "size of these files, in MB": "sum(warpsmith_spool_bytes) / 1e6",
             "not taken by it": "sum(increase(warpsmith_archive_refused_total[$__range]))",
             "longest silence of a run, in s": "max(warpsmith_run_silent_seconds)",
         },

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from orchestrator.archiving import repair, versions
+from orchestrator.archiving import repair, spool, versions
 from orchestrator.archiving.costs import costs_command
 from orchestrator.commands.options import DEFAULT_RUNS, Runs
 from orchestrator.commands.terminal import note, tell, tell_line
@@ -20,8 +20,15 @@ app.command("costs")(costs_command)
 
 
 @app.command("check")
-def check(runs: Runs = DEFAULT_RUNS) -> None:
-    """Reads every row that is kept, also while runs go on; ends with 1 where something is damaged."""
+def check(
+    runs: Runs = DEFAULT_RUNS,
+    waiting: Annotated[
+        Path | None,
+        typer.Option("--spool", envvar="WARPSMITH_SPOOL", help="Where what waits is; `spool` in --runs if not set."),
+    ] = None,
+) -> None:
+    """Reads every row that is kept, also while runs go on, and says what waits to be kept; ends with 1 where something
+    is damaged."""
     found = repair.check(runs)
     is_latest = found.version == versions.LATEST
     tell_line(
@@ -29,6 +36,7 @@ def check(runs: Runs = DEFAULT_RUNS) -> None:
         + ("" if is_latest else f"; the next command that writes brings it to {versions.LATEST}")
     )
     _tell(found)
+    tell(*spool.findings(waiting or runs / "spool"))
     if not found.is_sound:
         note("`warpsmith archive recover` takes what is readable into a new archive, and sets this one aside")
         raise typer.Exit(1)

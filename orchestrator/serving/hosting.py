@@ -99,6 +99,8 @@ class RunHost(RunsInSight):
     def _look(self) -> None:
         """Stops what others were asked to stop, and takes up what they left; in a thread, since that may take long."""
         assert self._owner is not None
+        if self._archive.spool:
+            self._archive.spool.deliver_all(self._archive.writing)
         for run_id in self._owner.asked_to_stop():
             if story := self._stories.get(run_id):
                 story.cancel()

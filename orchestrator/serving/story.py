@@ -10,15 +10,15 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 
 from orchestrator import metrics
 from orchestrator.archive import Archive
+from orchestrator.archiving.writer import Message, Writer
 from orchestrator.pipeline import without_bulk
 from orchestrator.search_run import ENDED, SearchRun
-from warpsmith.errors import Infrastructure, RunLost, ServiceGone
+from warpsmith.errors import ServiceGone
 from warpsmith.v1 import run_pb2, trial_pb2
 
 QUIET_SECONDS = 0.5
@@ -48,8 +48,9 @@ class Story:
     def __post_init__(self) -> None:
         self.lock = threading.Lock()
         self._followers: set[Callable[[], None]] = set()
-        self._writing = threading.RLock()
-        """Held by who archives: the run's thread, or who leaves the run."""
+        self._writer = Writer(self.archive, self.run.id, self.epoch, self.first, self._tell, self._lose)
+        self._latest = self.run
+        """The run as it was last written, which may wait for the archive still."""
         self._kept: tuple[run_pb2.RunState.ValueType, str] = (run_pb2.RUN_STATE_UNSPECIFIED, "")
         self._kept_at = 0.0
         self._archived_count = 0
@@ -61,7 +62,7 @@ class Story:
 
     @property
     def is_archived(self) -> bool:
-        """Whether the archive has every event, and with it the run and its trials as they are."""
+        """Whether the archive has every event that was told, and with it the run and its trials as they were."""
         return self._archived_count == len(self.events)
 
     def run_changed(self, run: run_pb2.Run) -> None:
@@ -73,19 +74,21 @@ class Story:
         metrics.heard(run.id)
         copy = run_pb2.Run()
         copy.CopyFrom(run)
+        self._latest = copy
         what, now = (copy.state, copy.message), time.monotonic()
         if copy.state == run_pb2.RUN_STATE_SEARCHING and what == self._kept and now < self._kept_at + QUIET_SECONDS:
-            self.run = copy
+            if not self._writer.is_late:
+                self.run = copy
             return
         self._kept, self._kept_at = what, now
-        with self._telling(run_pb2.RunEvent(run=light(copy)), lambda: setattr(self, "run", copy)) as event:
-            self.archive.put_run(copy, event, self.epoch)
+        self._write(copy, run_pb2.RunEvent(run=light(copy)))
 
     def trial_ended(self, trial: trial_pb2.Trial) -> None:
         """Archives a trial and tells watchers. Raises as `run_changed`."""
-        with self._telling(run_pb2.RunEvent(trial=without_bulk(trial)), lambda: self.trials.append(trial)) as event:
-            self.archive.add_trial(self.run.id, trial, event, self.epoch)
-        self.attempt = 0
+        self._write(trial, run_pb2.RunEvent(trial=without_bulk(trial)))
+
+    def _write(self, message: Message, event: run_pb2.RunEvent) -> None:
+        self._writer.write(message, event)
 
     def cancel(self) -> None:
         """Asks the run to stop, also one that has not begun. From any thread."""
@@ -95,15 +98,15 @@ class Story:
 
     def leave(self, message: str) -> None:
         """Writes a last word, and no more; watchers are sent away. A run that has ended stays as it is."""
-        with self._writing:
-            if self.ended or self.is_left:
-                return
-            copy = run_pb2.Run()
-            copy.CopyFrom(self.run)
-            copy.message = message
-            with suppress(Infrastructure):  # it is left all the same
-                self.run_changed(copy)
-            self._lose()
+        if self.ended or self.is_left:
+            return
+        last = None
+        if self._latest.state not in ENDED:
+            last = run_pb2.Run()
+            last.CopyFrom(self._latest)
+            last.message = message
+        self._writer.leave(last, run_pb2.RunEvent(run=light(last or self._latest)))
+        self._lose()
 
     def _lose(self) -> None:
         with self.lock:
@@ -116,28 +119,22 @@ class Story:
         for wake in followers:
             wake()
 
-    @contextmanager
-    def _telling(self, event: run_pb2.RunEvent, remember: Callable[[], None]) -> Iterator[run_pb2.RunEvent]:
-        """Archives the event in its body, and tells watchers after that: what they were told outlives a crash.
+    def _tell(self, message: Message, event: run_pb2.RunEvent, is_kept: bool) -> None:
+        """Tells watchers what the archive has: what they were told outlives a crash.
 
         What the archive refuses is told all the same, because memory still has it; but not of another's run.
         """
-        with self._writing:
+        with self.lock:
             if self.is_left:
-                raise RunLost(f"run {self.run.id} was left")
-            event.number, event.at = self.first + len(self.events), time.time()
-            try:
-                yield event
-                self._archived_count += 1
-            except RunLost:
-                self._lose()
-                raise
-            finally:
-                with self.lock:
-                    if not self.is_left:
-                        remember()
-                        self.events.append(event)
-                self._wake()
+                return
+            if isinstance(message, run_pb2.Run):
+                self.run = message
+            else:
+                self.trials.append(message)
+                self.attempt = 0
+            self._archived_count += is_kept
+            self.events.append(event)
+        self._wake()
 
     async def follow(self, after: int) -> AsyncIterator[run_pb2.RunEvent]:
         """Events here past a number, as they come, until the run has ended. However many follow, they hold no thread.

@@ -58,6 +58,8 @@ def taken_up(archive: Archive, owner: Owner, run_id: str, before: str, *, anew: 
     Raises:
         RunLost: it is another's by now; Infrastructure: the archive cannot be read or written.
     """
+    if archive.spool:
+        archive.spool.deliver(archive.writing, run_id)
     ended = archive.run(run_id) if anew else None  # nobody writes it; once it is taken it is queued
     attempt, epoch = owner.take(run_id, before, anew=anew)
     run, trials = ended or archive.run(run_id), archive.trials(run_id, with_programs=False)

@@ -109,6 +109,11 @@ class Settings:
     """SQLAlchemy URL of the orchestrator's database; empty for SQLite in the runs directory."""
     archive_patience_seconds: float = 300.0
     """How long what a run has found waits for a database that is locked, full or away, before the run fails."""
+    spool_directory: Path | None = None
+    """Folder of the orchestrator's own for what then waits, so that it outlives a kill; None for `spool` in the runs
+    directory."""
+    spool_bytes: int = 64 << 20
+    """What it may hold; more waits in memory, and its run with it. 0 for no such folder."""
     takes_up: bool = True
     """Whether the orchestrator takes up runs that others have left; 0 for one that serves a single command."""
     addresses: Mapping[str, str] = field(default_factory=dict)
@@ -155,7 +160,7 @@ def read(environment: Mapping[str, str] = os.environ) -> Settings:
     """
     port_file, socket = environment.get("WARPSMITH_PORT_FILE"), environment.get("WARPSMITH_SOCKET")
     token_file, quota_file = environment.get("WARPSMITH_TOKEN_FILE"), environment.get("WARPSMITH_QUOTA_FILE")
-    signing_key_file = environment.get("WARPSMITH_SIGNING_KEY_FILE")
+    signing_key_file, spool = environment.get("WARPSMITH_SIGNING_KEY_FILE"), environment.get("WARPSMITH_SPOOL")
     return Settings(
         host=environment.get("WARPSMITH_HOST", "127.0.0.1"),
         port=_optional(environment, "WARPSMITH_PORT"),
@@ -169,6 +174,8 @@ def read(environment: Mapping[str, str] = os.environ) -> Settings:
         runs_directory=Path(environment.get("WARPSMITH_RUNS", "runs")),
         database_url=environment.get("WARPSMITH_DATABASE_URL", ""),
         archive_patience_seconds=float(_integer(environment, "WARPSMITH_ARCHIVE_PATIENCE_SECONDS", 300)),
+        spool_directory=Path(spool) if spool else None,
+        spool_bytes=_integer(environment, "WARPSMITH_SPOOL_BYTES", 64 << 20),
         takes_up=bool(_integer(environment, "WARPSMITH_TAKES_UP", 1)),
         addresses={name: environment[_variable(name)] for name in SERVICES if environment.get(_variable(name))},
         plugins={

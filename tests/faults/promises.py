@@ -18,7 +18,7 @@ from typing import ClassVar
 from processes import Command
 
 from orchestrator.archive import Archive
-from orchestrator.archiving import repair
+from orchestrator.archiving import repair, spool
 from orchestrator.search_run import ENDED
 from orchestrator.serving.local import published_address
 from warpsmith.errors import BadInput
@@ -108,6 +108,10 @@ class Promises:
             raise BrokenError(f"`up` ended by itself with code {code}: {services.said[-1000:]}")
         health_ms = self._health()
         self._nothing_lost()
+        if aside := list((self.folder / "runs" / "spool").glob(f"*{spool.ASIDE}")):
+            raise BrokenError(
+                f"what waited for the archive was set aside, though each run has one orchestrator: {aside}"
+            )
         self._all_get_on()
         return Measured((
             self._ended_count, self._ended_count * self.trial_count, self._event_count, f"{health_ms:.0f}",
@@ -137,6 +141,8 @@ class Promises:
             raise BrokenError(f"sockets are left: {sockets}")
         if not (found := repair.check(self.folder / "runs")).is_sound:
             raise BrokenError(f"the archive is damaged: {found}")
+        if waiting := spool.findings(self.folder / "runs" / "spool"):
+            raise BrokenError(f"something waits for the archive still: {waiting}")
 
     # ---- each promise ------------------------------------------------------------------------------------
 

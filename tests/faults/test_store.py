@@ -1,4 +1,4 @@
-"""An archive that is locked, or whose disk is full, in the midst of a run: nothing is lost, and no run fails.
+"""An archive that is locked or damaged, or whose disk is full, in the midst of a run: nothing is lost, no run fails.
 
 Each is held until the orchestrator waits for it; `HOLD=60` in the environment has it held for so many seconds more.
 """
@@ -31,8 +31,11 @@ from processes import (
     wait_until,
 )
 
-from orchestrator.archive import FILE_NAME
+from orchestrator.archive import FILE_NAME, Archive
+from orchestrator.archiving.spool import read
+from orchestrator.search_run import ENDED
 from orchestrator.serving.local import METRICS, TARGETS_FILE
+from warpsmith.v1 import run_pb2, trial_pb2
 
 pytestmark = pytest.mark.faults
 
@@ -136,6 +139,57 @@ def test_an_orchestrator_that_starts_while_the_store_is_locked_takes_up_its_run_
         hold()
     require_result(here, search)
     require_uncharged(here)
+
+
+def spooled(here: Place) -> list[trial_pb2.Trial]:
+    """Trials that wait for the archive in files, in order."""
+    records = [
+        record for file in sorted((here.path / "runs" / "spool").glob("*.spool")) for record in read(file).records
+    ]
+    return [record.message for record in records if isinstance(record.message, trial_pb2.Trial)]
+
+
+def test_what_was_measured_while_the_store_was_locked_outlives_a_kill_of_the_orchestrator(here: Place) -> None:
+    services = up(here)
+    search = optimize(here, "--server", "runs")
+    with locked(here, services):
+        wait_until(lambda: len(spooled(here)) >= 5, lambda: search.said)
+        hold()
+        services.kill_service("orchestrator", signal.SIGKILL)
+        waited = spooled(here)
+        numbers = [trial.number for trial in waited]
+        assert numbers == list(range(numbers[0], numbers[0] + len(numbers)))
+        assert f"good #{numbers[0]} " not in search.said, "nobody is told before the archive has it"
+        services.wait_for("it is started again now")
+    require_result(here, search)
+    require_uncharged(here)
+    archive = Archive.in_directory(here.path / "runs")
+    (run,) = archive.runs()
+    kept = {trial.number: trial for trial in archive.trials(run.id)}
+    archive.close()
+    assert [kept[trial.number] for trial in waited] == waited
+    assert spooled(here) == []
+
+
+def test_an_up_on_a_damaged_store_says_the_way_out_and_after_it_goes_on_with_the_run(here: Place) -> None:
+    services = up(here)
+    search = optimize(here, "--server", "runs")
+    services.end()
+    search.end(signal.SIGKILL)
+    file = here.path / "runs" / FILE_NAME
+    os.truncate(file, file.stat().st_size // 2)
+    refused = here.start("up")
+    assert refused.process.wait(60) == 2
+    assert len(refused.said.splitlines()) == 1
+    assert "malformed; `warpsmith archive recover` saves what is readable" in refused.said
+    recovered = here.start("archive", "recover")
+    assert recovered.process.wait(60) == 0, recovered.said
+    assert "what was damaged is now " in recovered.said
+    up(here)
+    archive = Archive.in_directory(here.path / "runs")
+    wait_until(lambda: archive.runs()[0].state in ENDED)
+    assert archive.runs()[0].state == run_pb2.RUN_STATE_FASTER, archive.runs()[0].message
+    archive.close()
 
 
 def test_who_asks_for_a_run_while_the_store_is_locked_gets_it_when_it_is_free(here: Place) -> None:

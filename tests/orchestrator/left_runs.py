@@ -10,6 +10,7 @@ import pytest
 
 from orchestrator import testing
 from orchestrator.archive import Archive
+from orchestrator.archiving.writer import Message
 from orchestrator.search import Search
 from orchestrator.search.beam import Beam
 from orchestrator.search_run import SearchRun
@@ -35,12 +36,10 @@ class Cut(Story):
     dies_at: Callable[[run_pb2.RunEvent], bool] = lambda _: False
     is_dead: bool = False
 
-    @contextmanager
-    def _telling(self, event: run_pb2.RunEvent, remember: Callable[[], None]) -> Iterator[run_pb2.RunEvent]:
+    def _write(self, message: Message, event: run_pb2.RunEvent) -> None:
         if self.is_dead:
             raise Dead
-        with super()._telling(event, remember) as told:
-            yield told
+        super()._write(message, event)
         self.is_dead = self.dies_at(event)
         if self.is_dead:
             raise Dead

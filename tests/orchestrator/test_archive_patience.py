@@ -6,7 +6,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -118,6 +118,25 @@ def test_patience_ends_and_the_fault_is_told(archive: Archive, tmp_path: Path) -
     assert waiting() == 0
     add(archive, 1)
     assert refused() == before + 1
+
+
+def test_a_commit_whose_answer_was_lost_is_not_made_twice(archive: Archive, monkeypatch: pytest.MonkeyPatch) -> None:
+    archive.patience_seconds = 60.0
+    written, writing = [0], archive.writing
+
+    @contextmanager
+    def answerless() -> Iterator[sa.Connection]:
+        with writing() as connection:
+            yield connection
+        written[0] += 1
+        if written[0] == 1:
+            lost = sa.exc.OperationalError("COMMIT", None, Exception("server closed the connection unexpectedly"))
+            raise ArchiveFault("cannot write") from lost
+
+    monkeypatch.setattr(archive, "writing", answerless)
+    add(archive, 1)
+    assert written == [2]
+    assert [trial.number for trial in archive.trials("r")] == [1]
 
 
 def test_what_time_does_not_mend_is_told_at_once(archive: Archive) -> None:
