@@ -52,7 +52,7 @@ class Benchmark(fake_service._Fake):
         super().__init__(**fields)
         self._leases, self._sessions = Leases(), self
         self.owners: set[str] = set()
-        self.most_at_once = 0
+        self._at_once = self.most_at_once = 0
 
     def is_described(self, _: object) -> bool:
         return True
@@ -60,9 +60,15 @@ class Benchmark(fake_service._Fake):
     turn = BenchmarkServicer.turn
 
     def MeasureArtifact(self, request: Any, /, timeout: float | None = None) -> Any:
-        self.owners.add(request.lease.owner)
-        self.most_at_once = max(self.most_at_once, self._timing + 1)
-        answer = super().MeasureArtifact(request, timeout)
+        with self._lock:
+            self.owners.add(request.lease.owner)
+            self._at_once += 1
+            self.most_at_once = max(self.most_at_once, self._at_once)
+        try:
+            answer = super().MeasureArtifact(request, timeout)
+        finally:
+            with self._lock:
+                self._at_once -= 1
         answer.waited_seconds = timeout.turn.waited_seconds  # type: ignore[union-attr]  # gRPC hands over its call here
         return answer
 
