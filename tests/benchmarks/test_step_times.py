@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from agent_synthesis import generator
 from agent_synthesis.synthesizer import BuiltInSynthesizer
 from benchmarks.timing import step_times
 
@@ -43,12 +42,21 @@ def test_steps_whose_results_are_kept_from_call_to_call_have_no_row(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     synthesizer = BuiltInSynthesizer()
-    monkeypatch.setattr(
-        step_times, "plans", lambda task, _: [("plan zero", generator.generate(synthesizer.plan(task, [])))]
-    )
+    monkeypatch.setattr(step_times, "plans", lambda task, _: [("plan zero", synthesizer.plan(task, []))])
     file = tmp_path / "masked.py"
     file.write_text(MODULE.replace("torch.relu(x @ x) + 1.0", "torch.mm(x, x) * torch.ones(64, 64).tril()"))
     step_times.main([str(file), "--target", "cpu"])
     printed = capsys.readouterr().out
     assert "aten.mm.default" in printed
     assert "aten.tril" not in printed
+
+
+def test_of_each_kernel_the_settings_are_told_that_are_fastest(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "norm.py"
+    file.write_text(MODULE.replace("torch.relu(x @ x) + 1.0", "torch.nn.functional.layer_norm(x, (64,))"))
+    step_times.main([str(file), "--grad", "all", "--target", "cpu", "--plans", "1", "--settings", "2"])
+    table = capsys.readouterr().out.partition("| kernel | µs |")[2].splitlines()[2:]
+    assert table
+    assert all(row.count(";") == 1 and "=" in row for row in table)
