@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 
 from orchestrator.pipeline import Judged, Outcome, Pipeline, passed, without_bulk
 from orchestrator.search import score
+from warpsmith import printable
 from warpsmith.contract import words
 from warpsmith.errors import Infrastructure
 from warpsmith.v1 import (
@@ -84,7 +85,10 @@ def judge(
     for finalist, promised_ns in _ranked_again(pipeline, finalists):
         if promised_ns >= _beaten_ns(judged, pipeline.task.target):
             break
-        waits_for(f"judging #{finalist.number} again from nothing: on many more values, timed against every baseline")
+        before = f"{refusals(judged)}; " if refusals(judged) else ""
+        waits_for(
+            f"{before}judging #{finalist.number} again from nothing: on many more values, timed against every baseline"
+        )
         # One second look a run: on a machine so busy that all are in doubt, finals would be all that it does.
         outcome = final(pipeline, finalist, may_repeat=not any(map(is_doubtful, judged)))
         if isinstance(outcome, Judged):
@@ -96,6 +100,15 @@ def judge(
     if finalists and not judged:
         raise Infrastructure(f"no finalist could be judged: {faults[0]}")
     return judged
+
+
+def refusals(judged: Sequence[trial_pb2.Trial]) -> str:
+    """Which finalists were not right after all, and why; empty where all were."""
+    wrong = [(trial.number, trial.verdict) for trial in judged if not passed(trial)]
+    return "; ".join(
+        f"#{number} was refused: {words.failure_kind(verdict.kind)}, {printable.line(verdict.detail, 160)}"
+        for number, verdict in wrong
+    )
 
 
 def final(pipeline: Pipeline, finalist: trial_pb2.Trial, *, may_repeat: bool = True) -> Outcome:

@@ -296,8 +296,7 @@ class SearchRun:
         judged = finalists.judge(
             pipeline, selected, has_kept_baselines=self.run.reference.is_kept, waits_for=self._waits_for
         )
-        refused = [trial.verdict.detail for trial in judged if not passed(trial)]
-        self._refusal = f": {refused[0]}" if refused else ""
+        self._refusal = finalists.refusals(judged)
         best = finalists.winner(judged)
         if best is not None:
             self.run.best_trial = best.number
@@ -325,14 +324,15 @@ class SearchRun:
 
 
 def _conclusion(run: run_pb2.Run, refusal: str) -> str:
-    """What came of a run, in one sentence; `refusal`: why its finalists were not right."""
+    """What came of a run, in one sentence; `refusal`: which finalists were not right, and why."""
+    after = f"; {refusal}" if refusal else ""
     if trivial := report.trivial(run):
         return f"no speedup of this module means anything: it gives {trivial} whatever it is given"
     if run.HasField("best") and run.best.timing.faster:
         speedup = run.best.timing.speedup_fastest
         metrics.best_speedup.observe(speedup.median)
         that_ran = " that ran" if any(arm.failure for arm in run.best.timing.arms) else ""
-        return f"{speedup.median:.2f}x the fastest baseline{that_ran} [{speedup.low:.2f}, {speedup.high:.2f}]"
+        return f"{speedup.median:.2f}x the fastest baseline{that_ran} [{speedup.low:.2f}, {speedup.high:.2f}]{after}"
     if run.HasField("best"):
-        return f"no faster kernel found: {finalists.shortfall(run.best)}"
-    return f"no faster kernel found{refusal}" if run.pass_count else "no candidate passed"
+        return f"no faster kernel found: {finalists.shortfall(run.best)}{after}"
+    return f"no faster kernel found{': ' if refusal else ''}{refusal}" if run.pass_count else "no candidate passed"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -57,6 +58,14 @@ def test_a_time_that_no_machine_can_reach_is_a_failure_and_another_plan_wins() -
     }
     assert list(map(testing.name_of, run.best.candidate.moves)) == ["author"]
     assert run.state == run_pb2.RUN_STATE_FASTER
+
+
+def test_a_finalist_that_is_refused_is_named_with_its_reason_beside_what_was_found() -> None:
+    notebook = Notebook()
+    world = testing.World(gains={"author": 2.0, "vector": 2.0}, choices={"vector": ["flattering"]})
+    run = executed(world, notebook)
+    assert run.state == run_pb2.RUN_STATE_FASTER
+    assert re.search(r"the fastest baseline \[.*\]; #\d+ was refused: WRONG_VALUE, far off$", run.message)
 
 
 def test_a_module_that_computes_nothing_has_no_headline() -> None:
