@@ -17,6 +17,7 @@ namespace ws {
 struct PointwiseTiling {
   int threads, items, vector_width;  // of a block; vectors of a thread; elements of a vector
   int64 row_vectors;                 // vectors of the innermost axis
+  bool by_rows;                      // a block stays in one row, so its threads find what a row shares once
   bool overlap;                      // programmatic dependent launch
 };
 
@@ -26,11 +27,12 @@ template <class W> struct Pointwise {
   using Offset = typename W::Offset;
   using Loads = typename W::Loads;
   static constexpr PointwiseTiling kTiling = W::kTiling;
-  static constexpr Offset kVectors = kTiling.row_vectors * W::Outer::points();
-  static constexpr bool kIsEven = kVectors % (kTiling.threads * kTiling.items) == 0;
+  static constexpr Offset kVectors = kTiling.row_vectors * (kTiling.by_rows ? 1 : W::Outer::points());
+  static constexpr Offset kOfBlock = kTiling.threads * kTiling.items, kRowBlocks = (kTiling.row_vectors + kOfBlock - 1) / kOfBlock;
+  static constexpr bool kIsEven = kVectors % kOfBlock == 0;
 
   const W& computation;
-  Offset number = static_cast<Offset>(blockIdx.x) * (kTiling.threads * kTiling.items) + threadIdx.x;
+  Offset number = static_cast<Offset>(kTiling.by_rows ? blockIdx.x % kRowBlocks : blockIdx.x) * kOfBlock + threadIdx.x;
   held_of_each<kTiling.items * kTiling.vector_width, Loads> held;
 
   // Leaves `held` as it is: a brace initialiser would clear it.
@@ -39,8 +41,10 @@ template <class W> struct Pointwise {
   struct Place {
     Offset at[W::Outer::kCount], begin;
     WS_INLINE explicit Place(Offset vector) {
-      W::Outer::template locate<kTiling.row_vectors>(vector, at);
-      begin = kTiling.vector_width * (W::Outer::points() > 1 ? vector % static_cast<Offset>(kTiling.row_vectors) : vector);
+      if constexpr (kTiling.by_rows) W::Outer::locate(static_cast<Offset>(blockIdx.x) / kRowBlocks, at);
+      else W::Outer::template locate<kTiling.row_vectors>(vector, at);
+      const bool crosses = !kTiling.by_rows && W::Outer::points() > 1;
+      begin = kTiling.vector_width * (crosses ? vector % static_cast<Offset>(kTiling.row_vectors) : vector);
     }
   };
 

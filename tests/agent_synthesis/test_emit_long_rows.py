@@ -201,8 +201,9 @@ def test_prefetched_rows_compile(compile_cuda: Compile, nest: Nest, changes: dic
 
 @pytest.mark.parametrize(
     ("changes", "reason"),
-    [({"vector_width": 1, "vectors": 96}, "16 bytes"), ({"vectors": 12}, "vectors of a row"),
-     ({"ctas": 3}, "1, 2, 4, 8 or 16"), ({"threads": 1024, "vectors": 24, "ctas": 4}, "shared memory")],
+    [({"vector_width": 1, "vectors": 96}, "16 bytes"), ({"vectors": 12, "ctas": 4}, "shared memory"),
+     ({"stages": 9}, "from 1 to 8 rows"), ({"ctas": 3}, "1, 2, 4, 8 or 16"),
+     ({"threads": 1024, "vectors": 24, "ctas": 4}, "shared memory")],
 )  # fmt: skip
 def test_what_cannot_be_prefetched_is_refused_with_the_reason(changes: dict[str, int], reason: str) -> None:
     nest = softmax(4096, 393216)

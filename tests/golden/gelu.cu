@@ -1,14 +1,14 @@
 // gelu: one fused group
 // for all i:1048576
 //   y[i] = x[i] * (1 + erf((x[i] * 0.707107)))
-// cuda_pointwise: loads = cached, stores = plain, exp = accurate, dependent_launch = yes, threads = 256, vectors = 1, vector_width = 4
+// cuda_pointwise: loads = cached, stores = plain, exp = accurate, dependent_launch = yes, by_rows = no, threads = 256, vectors = 1, vector_width = 4
 struct gelu_pointwise {
   const float* __restrict__ x;
   float* __restrict__ y;
 
   using Offset = int;
   static constexpr ws::PointwiseTiling kTiling{.threads = 256, .items = 1, .vector_width = 4, .row_vectors = 262144,
-      .overlap = true};
+      .by_rows = false, .overlap = true};
   using Outer = ws::Axes<1>;
   using Loads = ws::List<ws::Pack<float, 4>>;
 

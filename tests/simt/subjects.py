@@ -71,6 +71,18 @@ def transposed(rows: int, columns: int, storage: Type = F32) -> Nest:
     return verify(Nest("transposed", (Axis("i", rows), Axis("j", columns)), (), (), stores, buffers))
 
 
+def biased(images: int, channels: int, pixels: int) -> Nest:
+    """Images plus a bias of each channel, squared."""
+    size = channels * pixels
+    total = call("add", Load("x", at(n=size, c=pixels, s=1), F32), Load("bias", at(c=1), F32))
+    stores = (Store("y", at(n=size, c=pixels, s=1), call("mul", total, total)),)
+    buffers = (
+        BufferRef("x", F32, images * size), BufferRef("bias", F32, channels),
+        BufferRef("y", F32, images * size, True),
+    )  # fmt: skip
+    return verify(Nest("biased", (Axis("n", images), Axis("c", channels), Axis("s", pixels)), (), (), stores, buffers))
+
+
 def channels_last(images: int, channels: int, pixels: int) -> Nest:
     """Images whose channels come last, times a weight of each channel, and where that is positive, as they were."""
     size = channels * pixels
@@ -242,6 +254,10 @@ _STRATEGIES: Mapping[str, Changes] = {
                    "preload": "no", "min_blocks": 1},
     "prefetched_cluster": {"reduce": "prefetched", "threads": 64, "lanes": 64, "ctas": 2, "vectors": 16, "merge": "no",
                            "preload": "yes", "min_blocks": 1},
+    "prefetched_parts": {"reduce": "prefetched", "threads": 32, "lanes": 32, "ctas": 1, "vectors": 1, "merge": "yes",
+                         "min_blocks": 1, "stages": 2},
+    "prefetched_cluster_parts": {"reduce": "prefetched", "threads": 32, "lanes": 32, "ctas": 2, "vectors": 2,
+                                 "merge": "no", "min_blocks": 1, "stages": 3},
     "pipelined": {"reduce": "pipelined", "threads": 64, "lanes": 64, "ctas": 1, "stages": 3, "lag": 0, "merge": "yes",
                   "preload": "yes"},
     "pipelined_ctas": {"reduce": "pipelined", "threads": 64, "lanes": 64, "ctas": 2, "stages": 4, "lag": 2,
@@ -312,7 +328,7 @@ _COLUMN_TEAMS: Mapping[str, Changes] = {
 }
 
 _SUMMED: Mapping[str, Make] = {
-    "norm": lambda _: norm_backward(20, 64),  # more rows than blocks
+    "norm": lambda _: norm_backward(20, 512),  # more rows than blocks
     "norm_bfloat16": lambda _: norm_backward(9, 256, Type.BF16),
     "ragged": lambda _: norm_backward(11, 37),
     "elements": lambda _: norm_backward(20, 64, reduced=False),
@@ -323,6 +339,9 @@ _SUMMING_TEAMS: Mapping[str, Changes] = {
     "blocks": {"threads": 64, "lanes": 64, "vectors": 4, "ctas": 1, "min_blocks": 2, "preload": "yes",
                "stores": "streaming", "dependent_launch": "no"},
     "cluster": {"threads": 32, "lanes": 32, "vectors": 16, "ctas": 2, "min_blocks": 1},
+    "ahead": {"threads": 64, "lanes": 64, "vectors": 4, "ctas": 1, "min_blocks": 1, "stages": 3},
+    "parts": {"threads": 32, "lanes": 32, "vectors": 1, "ctas": 1, "min_blocks": 1, "stages": 2},
+    "cluster_parts": {"threads": 32, "lanes": 32, "vectors": 1, "ctas": 2, "min_blocks": 1, "stages": 3},
 }  # fmt: skip
 
 _POINTWISE: Mapping[str, Make] = {
@@ -331,10 +350,13 @@ _POINTWISE: Mapping[str, Make] = {
     "half": lambda _: gelu(1000, Type.F16),
     "transposed": lambda _: transposed(24, 20),
     "integers": lambda _: integers(515),
+    "biased": lambda _: biased(2, 3, 1044),
+    "biased_ragged": lambda _: biased(2, 2, 519),
 }
 _VECTORS: Mapping[str, Changes] = {
     "single": {"threads": 64, "vectors": 1},
     "vectors": {"threads": 64, "vectors": 2, "stores": "streaming", "dependent_launch": "no"},
+    "rows": {"threads": 64, "vectors": 2, "by_rows": "yes"},
 }
 
 _TURNS: Mapping[str, Make] = {

@@ -29,6 +29,11 @@ def distance_exponentials_only(nest: Nest) -> bool:
     return bool(found) and all(is_distance(part) for part in found)
 
 
+def is_stored_short(nest: Nest) -> bool:
+    """Whether all that is stored has 16 bits, so that an approximate exponential's error, below 1e-5, is lost in it."""
+    return all(nest.buffer(store.buffer).type in (Type.F16, Type.BF16) for store in nest.stores)
+
+
 def logarithms(roots: Sequence[Expression], axis: str) -> list[Call]:
     """Every distinct logarithm in float32 of something that changes along the axis; those of others after these."""
     interner = Interner()

@@ -114,7 +114,7 @@ class Team:
     @property
     def places(self) -> int:
         """Where rows come to shared memory: vectors of a row, or of a part, there, those of ragged ends included."""
-        return self.vectors * self.threads
+        return self.vectors * self.threads * (self.parts if self.reduce is Reduce.PREFETCHED else 1)
 
     @property
     def mailboxes(self) -> int:
@@ -132,12 +132,10 @@ class Team:
         vectors = sum(nest.buffer(load.buffer).type.size_bytes for load in self.copied(nest))
         if self.reduce is Reduce.RING:
             return self.depth * self.places * self.vector_width * vectors
-        ahead = self.reduce in (Reduce.RESIDENT, Reduce.PREFETCHED)  # of one row
-        values = early_values(nest) if ahead else row_values(nest)
+        values = row_values(nest) if self.reduce is Reduce.PIPELINED else early_values(nest)
         singles = sum(nest.buffer(load.buffer).type.size_bytes for load in values)
-        rows = 1 if ahead else self.depth
-        depth = 1 if self.reduce is Reduce.PREFETCHED else self.depth
-        return depth * self.places * self.vector_width * vectors + rows * self.threads * singles
+        rows = 1 if self.reduce is Reduce.RESIDENT else self.depth
+        return self.depth * self.places * self.vector_width * vectors + rows * self.threads * singles
 
     def copied(self, nest: Nest) -> Sequence[Load]:
         """For pipelined, resident, ring and prefetched: loads whose vectors lie in shared memory."""
@@ -153,12 +151,12 @@ class Team:
 
     @property
     def part(self) -> int:
-        """For resident and ring: elements of one part of a block's slice, a few vectors of each thread."""
+        """For resident, ring and prefetched: elements of a part of a block's slice, a few vectors of each thread."""
         return self.vectors * self.stride
 
     @property
     def parts(self) -> int:
-        """For resident and ring: parts of a block's slice."""
+        """For resident, ring and prefetched: parts of a block's slice."""
         return -(-self.slice // self.part)
 
     @property
@@ -197,8 +195,8 @@ def team_of(hardware: Hardware, nest: Nest, settings: RowSettings) -> Team:
         return replace(team, held=held * team.vectors)
     if reduce is Reduce.PIPELINED:
         return replace(team, vectors=most, depth=settings.stages, lag=settings.lag if ctas > 1 else 0)
-    depth = settings.stages if reduce is Reduce.TWO_KERNELS else 0
-    team = replace(team, vectors=min(team.vectors, most), depth=depth)
+    depths = {Reduce.TWO_KERNELS: settings.stages, Reduce.PREFETCHED: max(1, settings.stages)}
+    team = replace(team, vectors=min(team.vectors, most), depth=depths.get(reduce, 0))
     beyond_cache = memory_access.row_data_bytes(nest) > hardware.l2_bytes
     return replace(team, interleaved=reduce in (Reduce.CLUSTER, Reduce.PREFETCHED) and team.holds_row and beyond_cache)
 
@@ -247,7 +245,9 @@ def require(nest: Nest, team: Team, stages: Sequence[Stage], min_blocks: int, *,
     # ptxas keeps what it read from the ring for the second visit.
     of_held = shared_words(nest, width) if team.reduce is Reduce.RING else width * len(team.copied(nest))
     registers += elements + team.held * of_held if stays else 0
-    registers += elements * sum(store.type.size_bytes // 4 for store in nest.summed)
+    if nest.summed:  # beside the sums, elements as they are added
+        sums = sum(store.type.size_bytes // 4 for store in nest.summed)
+        registers += elements * (1 + sums * team.parts)
     clustered = team.reduce in (Reduce.CLUSTER, Reduce.PREFETCHED)
     boxes = sum(stage.state_bytes() for stage in stages) * team.warps * (team.ctas if clustered else 1)
     shared = 2 * boxes + 16 + team.ring_bytes(nest) if stays or team.reduce is Reduce.PREFETCHED else boxes
@@ -310,11 +310,15 @@ def _require_ring(nest: Nest, team: Team, stages: Sequence[Stage], min_blocks: i
 
 
 def _require_prefetched(nest: Nest, team: Team, min_blocks: int) -> None:
-    """Raises IllegalMove where the next row cannot come into shared memory while registers hold this one."""
+    """Raises IllegalMove where the next rows cannot come into shared memory."""
     if team.ctas not in (1, 2, 4, 8, 16):
         raise IllegalMove(f"{nest.name}: a prefetched row has 1, 2, 4, 8 or 16 CTAs")
-    if not team.holds_row:
-        raise IllegalMove(f"{nest.name}: registers hold {team.vectors} vectors of a row that has more")
+    if team.unaligned and not team.holds_row:
+        raise IllegalMove(
+            f"{nest.name}: {team.vectors} vectors are less than a thread has of a row that begins anywhere"
+        )
+    if not 1 <= team.depth <= 8:
+        raise IllegalMove(f"{nest.name}: stages = {team.depth}; from 1 to 8 rows are on their way")
     _require_copies(nest, prefetched_loads(nest, team.vector_width), team.vector_width)
     if team.teams(nest.row_count, min_blocks) < 1:
         raise IllegalMove(f"{nest.name}: no cluster of {team.ctas} blocks is resident")

@@ -21,6 +21,8 @@ _RESIDENTS = ((512, 4, 1), (512, 2, 1), (1024, 2, 1), (256, 4, 2), (512, 2, 2))
 """Threads of a block that keeps its part of a row, vectors of each that come together, and blocks of an SM."""
 _RINGS = ((512, 2), (512, 1), (1024, 1), (256, 4))
 """Threads of a block through whose rings rows pass, and vectors of each that come together."""
+ROWS_AHEAD = (1, 2, 3, 4)
+"""Rows on their way to a block that prefetches."""
 
 
 def alternatives(schedule: CudaSchedule, simple: Nest, current: RowSettings) -> list[RowSettings]:
@@ -51,7 +53,13 @@ def _changes(schedule: CudaSchedule, simple: Nest, current: RowSettings) -> Iter
     yield from other_sizes(current)
     if reduce in (Reduce.CLUSTER, Reduce.BLOCK, Reduce.PREFETCHED):
         registers = Reduce.BLOCK if current.ctas == 1 else Reduce.CLUSTER
-        yield replace(current, reduce=registers if reduce is Reduce.PREFETCHED else Reduce.PREFETCHED)
+        yield (
+            replace(current, reduce=registers, stages=0)
+            if reduce is Reduce.PREFETCHED
+            else replace(current, reduce=Reduce.PREFETCHED, stages=1)
+        )
+    if reduce is Reduce.PREFETCHED:
+        yield from current.changes(stages=ROWS_AHEAD)
     if reduce is Reduce.TWO_KERNELS and passes.element_stores(simple):
         yield from current.changes(stages=(1, row_defaults.SHARED_ROWS, 0))
     if is_pipelined:

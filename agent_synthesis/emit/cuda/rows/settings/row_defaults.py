@@ -134,9 +134,11 @@ def _of_a_block(schedule: CudaSchedule, simple: Nest) -> list[RowSettings]:
     # (cross-entropy's step of 8192x128256 in bf16: 1990 us instead of 2490).
     is_one_pass = not passes.element_stores(simple) and len(plan(simple, merge=True, beside=True)) == 1
     if is_one_pass and columns > _LONG_BLOCK_ROW and simple.row_count >= 2 * schedule.hardware.sm_count:
-        found.append(choose(threads=512, vectors=8, loads=Loads.CACHED))
+        found.append(choose(threads=512, vectors=8, min_blocks=2, loads=Loads.CACHED))
     if columns <= _LONG_BLOCK_ROW:
-        threads = 512 if columns > 4096 else (256 if columns > 2048 else 128)
+        # Four vectors a thread (layer norm of 16384x4096 in bf16: 72 us, with two 88; of 8192x8192 73 and 93).
+        width = max(4, memory_access.best_vector(simple, simple.reduced[0]))
+        threads = min(512, max(64, geometry.power_of_two_at_least(-(-columns // (4 * width)))))
         found.append(choose(threads=threads, min_blocks=1024 // threads, loads=Loads.CACHED))
     return found
 

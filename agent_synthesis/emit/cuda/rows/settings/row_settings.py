@@ -30,8 +30,8 @@ class RowSettings(Settings):
     vectors: int = setting(1, "vectors of a thread in registers; for resident and ring, of a part", (16, 8, 4, 2, 1))
     min_blocks: int = setting(1, "blocks that share an SM", (1, 2, 3, 4))
     stages: int = setting(
-        0, "for pipelined, rows of a block in shared memory; for resident, parts of its row; for ring, parts of rows;"
-        " for two_kernels, rows of which a block stores a chunk, 0 for a slice of one"
+        0, "for pipelined and prefetched, rows of a block in shared memory; for resident, parts of its row; for ring,"
+        " parts of rows; for two_kernels, rows of which a block stores a chunk, 0 for a slice of one"
     )  # fmt: skip
     lag: int = setting(
         0, "for pipelined, rows that a block goes on to while others answer; for resident, parts of the next row that"
