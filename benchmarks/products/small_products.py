@@ -17,7 +17,7 @@ from pathlib import Path
 
 from agent_synthesis import generator
 from agent_synthesis.synthesizer import BuiltInSynthesizer
-from benchmarks.timing.step_times import steps_table
+from benchmarks.timing.step_times import Steps, compiled
 from gpu_bench import device
 from gpu_bench.judging.loaded import LoadedTask
 from orchestrator.tasks import intake
@@ -111,11 +111,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 MODULE.format(equation=case.equation, left=str(case.left)[1:-1], right=str(case.right)[1:-1])
             )
             task = intake.read(intake.Request(str(file), target="cuda"))
-        ceilings = device.describe(task.target)
+        about = device.describe(task.target).device
         for how, program in programs(task, case):
-            loaded = LoadedTask.load(task)
-            slowest = steps_table(loaded, program, ceilings)[4].split("|")
-            print(f"| {name} | {how} |{slowest[3]}|{slowest[5]}|", flush=True)
+            steps = Steps(LoadedTask.load(task), about.cache_bytes)
+            info, ns = max(steps.times(program, compiled(program)), key=lambda each: each[1])
+            share = info.byte_count / ns * 1e9 / about.copy_bytes_per_second
+            print(f"| {name} | {how} | {ns / 1e3:.1f} | {share:.0%} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -58,13 +58,12 @@ def plans(task: task_pb2.Task, count: int) -> Iterator[tuple[str, Plan]]:
             yield words.moves(chosen) or "plan zero", plan
 
 
-def compiled(plan: Plan) -> tuple[candidate_pb2.Program, artifact_pb2.Artifact]:
-    """The plan's program, ready to run. Raises WarpsmithError where it does not compile."""
-    program = generator.generate(plan)
+def compiled(program: candidate_pb2.Program) -> artifact_pb2.Artifact:
+    """What a program compiles to. Raises WarpsmithError where it does not."""
     artifact = Compiler([Nvrtc(), Gxx()], None).compile(program).outcome
     if not isinstance(artifact, artifact_pb2.Artifact):
         raise WarpsmithError(f"it does not compile: {artifact.diagnostics}")
-    return program, artifact
+    return artifact
 
 
 class Steps:
@@ -86,7 +85,8 @@ class Steps:
 
     def table(self, plan: Plan, copied: float) -> list[str]:
         """A row for each step, slowest first: µs, MB of the buffers that it touches, share of what a copy reaches."""
-        found = self.times(*compiled(plan))
+        program = generator.generate(plan)
+        found = self.times(program, compiled(program))
         total = sum(ns for _, ns in found)
         lines = [f"{total / 1e3:.1f} µs in {len(found)} steps", ""]
         lines += ["| step | by | µs | MB | of a copy |", "|---" * 5 + "|"]
@@ -104,14 +104,16 @@ class Steps:
         They are compiled side by side before the first is timed.
         """
         lines = ["| kernel | µs | settings that are fastest, and their µs |", "|---" * 3 + "|"]
-        plain = _by_group(self.times(*compiled(plan)))
+        program = generator.generate(plan)
+        plain = _by_group(self.times(program, compiled(program)))
         for group, changes in _settings(plan).items():
+            programs = {name: generator.generate(changed) for name, changed in changes.items()}
             with ThreadPoolExecutor() as pool:
-                made = list(pool.map(_compiled_if_it_can, changes.values()))
+                made = list(pool.map(_compiled_if_it_can, programs.values()))
             timed = sorted(
-                (_by_group(self.times(*each))[group], name)
-                for name, each in zip(changes, made, strict=True)
-                if each is not None
+                (_by_group(self.times(programs[name], artifact))[group], name)
+                for name, artifact in zip(programs, made, strict=True)
+                if artifact is not None
             )
             best = "; ".join(f"{name} {ns / 1e3:.1f}" for ns, name in timed[:most])
             lines.append(f"| {group} | {plain[group] / 1e3:.1f} | {best} |")
@@ -128,9 +130,9 @@ def _settings(plan: Plan) -> dict[str, dict[str, Plan]]:
     return found
 
 
-def _compiled_if_it_can(plan: Plan) -> tuple[candidate_pb2.Program, artifact_pb2.Artifact] | None:
+def _compiled_if_it_can(program: candidate_pb2.Program) -> artifact_pb2.Artifact | None:
     try:
-        return compiled(plan)
+        return compiled(program)
     except WarpsmithError:
         return None
 
