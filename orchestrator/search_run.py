@@ -297,13 +297,23 @@ class SearchRun:
             pipeline, selected, has_kept_baselines=self.run.reference.is_kept, waits_for=self._waits_for
         )
         refused = [trial.verdict.detail for trial in judged if not passed(trial)]
-        self._refusal = f": {refused[0]}" if refused else ""
+        self._refusal = f": {refused[0]}" if refused else "" if selected else f": {self._untried()}"
         best = finalists.winner(judged)
         if best is not None:
             self.run.best_trial = best.number
             self.run.best.CopyFrom(without_bulk(best, keep_sources=True, keep_samples=True))
             if best.timing.faster:
                 self.run.learned.extend(self._learned(best))
+
+    def _untried(self) -> str:
+        """Why there is no finalist, where the module's own calls are all that passed; what would help."""
+        changed = sum(bool(trial.candidate.moves or trial.hypothesis.moves) for trial in self._ledger.trials)
+        if changed:
+            which = f"`warpsmith show {self.run.id} --tree` says why"
+            return f"of {changed} candidates that are more than the module's own calls none passed; {which}"
+        if self._plan_zero.legal_moves:
+            return "nothing but the module's own calls was timed before the search was over; give it a larger budget"
+        return "it has no call in whose place there is a kernel of ours here"
 
     def _learned(self, best: trial_pb2.Trial) -> list[analysis_pb2.KnownGroup]:
         """What the winner's groups are set to."""

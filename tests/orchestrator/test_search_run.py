@@ -126,6 +126,16 @@ def test_a_failure_without_remedy_ends_there() -> None:
     run = search_run(world).execute()
     assert run.state == run_pb2.RUN_STATE_NO_FASTER
     assert (run.trial_count, run.pass_count) == (2, 1)
+    assert "of 1 candidates that are more than the module's own calls none passed" in run.message
+
+
+def test_a_run_that_timed_nothing_but_the_module_itself_says_why() -> None:
+    nothing_legal = search_run(testing.World(gains={})).execute()
+    assert "it has no call in whose place there is a kernel of ours" in nothing_legal.message
+    one_trial = run_pb2.Budget(wall_seconds=20, trial_count=1)
+    cut_short = search_run(testing.World(), budget=one_trial).execute()
+    assert (cut_short.trial_count, cut_short.state) == (1, run_pb2.RUN_STATE_NO_FASTER)
+    assert "before the search was over; give it a larger budget" in cut_short.message
 
 
 def test_a_candidate_that_hangs_while_timed_has_failed() -> None:
