@@ -310,7 +310,7 @@ class SearchRun:
         changed = sum(bool(trial.candidate.moves or trial.hypothesis.moves) for trial in self._ledger.trials)
         if changed:
             which = f"`warpsmith show {self.run.id} --tree` says why"
-            return f"of {changed} candidates that are more than the module's own calls none passed; {which}"
+            return f"none of the {changed} candidates that change something passed; {which}"
         if self._plan_zero.legal_moves:
             return "nothing but the module's own calls was timed before the search was over; give it a larger budget"
         return "it has no call in whose place there is a kernel of ours here"
