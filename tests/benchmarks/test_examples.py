@@ -50,6 +50,9 @@ def test_the_page_has_a_row_for_each_and_the_whole_llama(tmp_path: Path, monkeyp
     assert "| a | 3 | - | - | - | eager | - | - | NO_FASTER |\n" in page
     assert "| b | 3 | 2 | 1 | 2.00x [1.90, 2.10] | compile | 2.00x | FEW_BLOCKS | PASS |\n" in page
     assert "takes 4.00 ms in eager, 3.00 ms under `torch.compile`, 2.00 ms with its four layers swapped" in page
+    assert "`python -m benchmarks.timing.examples --out FOLDER --budget 10s`" in page
+    unswapped = examples.table([line("llama_layers", model_ms=whole, verdict="NO_FASTER")])
+    assert "3.00 ms under `torch.compile`; none is swapped." in unswapped
     assert "10 seconds of search each. Nobody else was there." in page
     lines = (tmp_path / "docs" / "results" / "examples_cpu.jsonl").read_text().splitlines()
     assert [json.loads(each)["name"] for each in lines] == ["a", "b", "llama_layers"]
