@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from typing import TypeVar
 
@@ -296,24 +296,14 @@ class SearchRun:
         judged = finalists.judge(
             pipeline, selected, has_kept_baselines=self.run.reference.is_kept, waits_for=self._waits_for
         )
-        refused = [trial.verdict.detail for trial in judged if not passed(trial)]
-        self._refusal = f": {refused[0]}" if refused else "" if selected else f": {self._untried()}"
+        untried = "" if selected else _untried(self.run.id, self._ledger.trials, self._plan_zero)
+        self._refusal = _refusal(judged, untried)
         best = finalists.winner(judged)
         if best is not None:
             self.run.best_trial = best.number
             self.run.best.CopyFrom(without_bulk(best, keep_sources=True, keep_samples=True))
             if best.timing.faster:
                 self.run.learned.extend(self._learned(best))
-
-    def _untried(self) -> str:
-        """Why there is no finalist, where the module's own calls are all that passed; what would help."""
-        changed = sum(bool(trial.candidate.moves or trial.hypothesis.moves) for trial in self._ledger.trials)
-        if changed:
-            which = f"`warpsmith show {self.run.id} --tree` says why"
-            return f"none of the {changed} candidates that change something passed; {which}"
-        if self._plan_zero.legal_moves:
-            return "nothing but the module's own calls was timed before the search was over; give it a larger budget"
-        return "it has no call in whose place there is a kernel of ours here"
 
     def _learned(self, best: trial_pb2.Trial) -> list[analysis_pb2.KnownGroup]:
         """What the winner's groups are set to."""
@@ -346,3 +336,19 @@ def _conclusion(run: run_pb2.Run, refusal: str) -> str:
     if run.HasField("best"):
         return f"no faster kernel found: {finalists.shortfall(run.best)}"
     return f"no faster kernel found{refusal}" if run.pass_count else "no candidate passed"
+
+
+def _refusal(judged: Iterable[trial_pb2.Trial], untried: str) -> str:
+    """Why no finalist is right, or why there is none, as the end of a sentence; empty where one is right."""
+    refused = (trial.verdict.detail for trial in judged if not passed(trial))
+    return next((f": {why}" for why in (*refused, untried) if why), "")
+
+
+def _untried(run_id: str, trials: Iterable[trial_pb2.Trial], plan_zero: analysis_pb2.Analysis) -> str:
+    """Why there is no finalist, where the module's own calls are all that passed; what would help."""
+    if changed := sum(bool(trial.candidate.moves or trial.hypothesis.moves) for trial in trials):
+        tree = f"`warpsmith show {run_id} --tree`"
+        return f"none of the {changed} candidates that change something passed; {tree} says why"
+    if plan_zero.legal_moves:
+        return "nothing but the module's own calls was timed before the search was over; give it a larger budget"
+    return "it has no call in whose place there is a kernel of ours here"

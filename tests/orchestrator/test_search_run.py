@@ -129,15 +129,6 @@ def test_a_failure_without_remedy_ends_there() -> None:
     assert "none of the 1 candidates that change something passed" in run.message
 
 
-def test_a_run_that_timed_nothing_but_the_module_itself_says_why() -> None:
-    nothing_legal = search_run(testing.World(gains={})).execute()
-    assert "it has no call in whose place there is a kernel of ours" in nothing_legal.message
-    one_trial = run_pb2.Budget(wall_seconds=20, trial_count=1)
-    cut_short = search_run(testing.World(), budget=one_trial).execute()
-    assert (cut_short.trial_count, cut_short.state) == (1, run_pb2.RUN_STATE_NO_FASTER)
-    assert "before the search was over; give it a larger budget" in cut_short.message
-
-
 def test_a_candidate_that_hangs_while_timed_has_failed() -> None:
     notebook = Notebook()
     search_run(testing.World(gains={"author": 2.0}, choices={"author": ["hang"]}, repairs=False), notebook).execute()
