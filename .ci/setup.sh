@@ -8,6 +8,8 @@ venv=${VENV:-.venv}
 
 missing=()
 need() { missing+=("$1"); }
+[[ $(uname -s) == Linux ]] ||
+  need "Linux; this is $(uname -s): on Windows use WSL 2, on macOS a Linux virtual machine, container or server"
 if ! command -v "$python" >/dev/null; then
   need "Python 3.11 or later: apt install python3 (or PYTHON=/path/to/python make …)"
 else

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from typing import TypeVar
 
@@ -296,7 +296,8 @@ class SearchRun:
         judged = finalists.judge(
             pipeline, selected, has_kept_baselines=self.run.reference.is_kept, waits_for=self._waits_for
         )
-        self._refusal = finalists.refusals(judged)
+        untried = "" if selected else _untried(self.run.id, self._ledger.trials, self._plan_zero)
+        self._refusal = finalists.refusals(judged) or untried
         best = finalists.winner(judged)
         if best is not None:
             self.run.best_trial = best.number
@@ -336,3 +337,13 @@ def _conclusion(run: run_pb2.Run, refusal: str) -> str:
     if run.HasField("best"):
         return f"no faster kernel found: {finalists.shortfall(run.best)}{after}"
     return f"no faster kernel found{': ' if refusal else ''}{refusal}" if run.pass_count else "no candidate passed"
+
+
+def _untried(run_id: str, trials: Iterable[trial_pb2.Trial], plan_zero: analysis_pb2.Analysis) -> str:
+    """Why there is no finalist, where the module's own calls are all that passed; what would help."""
+    if changed := sum(bool(trial.candidate.moves or trial.hypothesis.moves) for trial in trials):
+        tree = f"`warpsmith show {run_id} --tree`"
+        return f"none of the {changed} candidates that change something passed; {tree} says why"
+    if plan_zero.legal_moves:
+        return "nothing but the module's own calls was timed before the search was over; give it a larger budget"
+    return "it has no call in whose place there is a kernel of ours here"

@@ -107,28 +107,32 @@ def shortfall(row: Row) -> str:
     return f"{found:.2f}x < {LEAST_BAR:g}x" if found < LEAST_BAR else ""
 
 
+COLUMNS = ["module", "eager", "compiled", "ours", "against fastest", "fastest", "against eager", "labels"]
+
+
+def cells(row: Row) -> list[str]:
+    """What a table says of a module: medians in µs and speedups; "-" for what was not measured."""
+    arms, compiled = row["arms_ns"], [ns for name, ns in row["arms_ns"].items() if name.startswith("compile")]
+    against, eager = row["speedup_fastest"], row["speedup_eager"]
+    return [
+        row["name"],
+        *(f"{ns / 1e3:.0f}" if ns else "-" for ns in (arms["eager"], min(compiled, default=0), arms.get("candidate"))),
+        "{median:.2f}x [{low:.2f}, {high:.2f}]".format(**against) if against else "-",
+        row["fastest_baseline"],
+        f"{eager['median']:.2f}x" if eager else "-",
+        ", ".join(row["labels"]) or "-",
+    ]
+
+
 def table(rows: Sequence[Row]) -> str:
     """The results as Markdown: medians in µs, then the geometric mean over all that were measured."""
-    columns = ["module", "eager", "compiled", "ours", "against fastest", "fastest", "against eager", "labels", "bar"]
+    columns = [*COLUMNS, "bar"]
     lines = [f"| {' | '.join(columns)} |", f"| {' | '.join('---' for _ in columns)} |"]
     order = list(EXAMPLES)
     for row in sorted(rows, key=lambda each: order.index(each["name"])):
         missed = shortfall(row) or "met"
-        if not row.get("speedup_fastest"):
-            lines.append(f"| {row['name']} {'| - ' * (len(columns) - 2)}| {missed} |")
-            continue
-        arms, fastest = row["arms_ns"], row["speedup_fastest"]
-        compiled = min((ns for name, ns in arms.items() if name.startswith("compile")), default=float("nan"))
-        cells = [
-            row["name"],
-            *(f"{ns / 1e3:.0f}" for ns in (arms["eager"], compiled, arms["candidate"])),
-            f"{fastest['median']:.2f}x [{fastest['low']:.2f}, {fastest['high']:.2f}]",
-            row["fastest_baseline"],
-            f"{row['speedup_eager']['median']:.2f}x",
-            ", ".join(row["labels"]) or "-",
-            missed,
-        ]
-        lines.append(f"| {' | '.join(cells)} |")
+        told = cells(row) if row.get("speedup_fastest") else [row["name"], *["-"] * (len(COLUMNS) - 1)]
+        lines.append(f"| {' | '.join([*told, missed])} |")
     speedups = [row["speedup_fastest"]["median"] for row in rows if row.get("speedup_fastest")]
     if speedups:
         mean = math.exp(sum(map(math.log, speedups)) / len(speedups))
@@ -138,9 +142,9 @@ def table(rows: Sequence[Row]) -> str:
 
 
 def read(file: Path) -> list[Row]:
-    """The last line of each module."""
-    lines = file.read_text().splitlines() if file.exists() else []
-    return list({row["name"]: row for row in map(json.loads, lines)}.values())
+    """The last line of each module that has ended."""
+    lines = map(json.loads, file.read_text().splitlines() if file.exists() else [])
+    return list({row["name"]: row for row in lines if row["verdict"] != "UNDER_WAY"}.values())
 
 
 def record(results: Path, note: str) -> None:

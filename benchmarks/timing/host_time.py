@@ -1,6 +1,6 @@
 """What a call of an export costs its host beside a call of the module that it came from.
 
-    python -m benchmarks.timing.host_time [--only pointwise norm …] [--flavours module package] [--out host.jsonl]
+    python -m benchmarks.timing.host_time [--only pointwise norm …] [--flavours module package …] [--out host.jsonl]
     python -m benchmarks.timing.host_time --target cuda
     python -m benchmarks.timing.host_time --shapes 10
     python -m benchmarks.timing.host_time --grad
@@ -9,8 +9,10 @@ Tiny modules, on whose tensors a kernel takes next to nothing, each as the progr
 is exported. Batches of calls of the module and of its export take turns, in an order that is drawn anew for each round;
 told are the medians over all rounds, and of the differences within a round also a 95 % interval. On a GPU batches are
 timed without waiting for it, and it is waited for between them. A run takes half a minute, and nothing is judged.
-`--shapes 10`: exports hold kernels for ten shapes, of which the call has the first, and then the tenth. `--grad`: a
-call is a forward and the gradients of all inputs and parameters, by the kernels of the whole plan.
+Flavours are all that the target has; what an exporter refuses is said with its reason. Of `cu`, whose caller owns all
+memory, a call is that of the launcher by ctypes. `--shapes 10`: exports hold kernels for ten shapes, of which the call
+has the first, and then the tenth. `--grad`: a call is a forward and the gradients of all inputs and parameters, by the
+kernels of the whole plan.
 
     module     eager µs   export µs   over eager µs [95 %]      bar
 """
@@ -19,16 +21,18 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import ctypes
 import functools
 import importlib.util
 import json
 import random
 import re
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -42,9 +46,12 @@ from orchestrator.exports import export_files, export_training
 from orchestrator.exports.export import Exported, ExportedFolder, Exporter
 from orchestrator.tasks import intake, intake_worker
 from warpsmith import plugins
+from warpsmith.errors import BadInput
 from warpsmith.graphs import dtypes
 from warpsmith.v1 import analysis_pb2, hypothesis_pb2, reasoning_service_pb2, run_pb2, timing_pb2
 
+FLAVOURS = {"cpu": ["module", "package", "hub"], "cuda": ["module", "package", "hub", "kernelbench", "cu"]}
+"""What is exported for each target, as `warpsmith export --flavour` has it."""
 BAR_US = 10.0
 """Most that a call of an export may take beyond eager's."""
 _PARTS = ", ".join(["nn.Linear(8, 8), nn.LayerNorm(8), nn.GELU()"] * 4)
@@ -55,6 +62,7 @@ EXAMPLES = {
     "norm": ("self.norm = nn.LayerNorm(8)", "self.norm(x + y)", "torch.randn(4, 8), torch.randn(4, 8)"),
     "channels": ("self.conv = nn.Conv2d(4, 4, 1); self.norm = nn.GroupNorm(2, 4)",
                  "torch.relu(self.norm(self.conv(x)))", "torch.randn(1, 4, 4, 4)"),
+    "convolution": ("self.conv = nn.Conv2d(4, 8, 3, padding=1)", "torch.relu(self.conv(x))", "torch.randn(1, 4, 4, 4)"),
     "many_parts": (f"self.parts = nn.Sequential({_PARTS})", "self.parts(x)", "torch.randn(4, 8)"),
 }  # fmt: skip
 
@@ -133,16 +141,19 @@ def measured(name: str, source: Path, flavour: str, place: int, options: argpars
     for number, run in enumerate(runs):
         run.id = f"host-time-{number}"
     runs.insert(place, runs.pop(0))
-    made = imported(export_training.export_all(exporter, flavour, runs), source.parent / f"{flavour}_{place}")
-    guard = made._ws_guard if len(runs) == 1 else made._ws_shapes.rows[place][1]
+    exported = export_training.export_all(exporter, flavour, runs)
     torch.manual_seed(0)
+    user = _loaded(source)
     with torch.device(options.target):
-        original, model = made._WsReference(), made.ModelNew()
-    model.load_state_dict(original.state_dict())
-    given = [value.to(options.target) for value in _loaded(source).get_inputs()]
+        original = user.Model(*user.get_init_inputs())
+    given = [value.to(options.target) for value in user.get_inputs()]
     wait = torch.cuda.synchronize if options.target == "cuda" else lambda: None
-    if guard.read(model, given, {}) is None:
-        raise SystemExit(f"{name}: its own call is not answered by the kernel")
+    folder = source.parent / f"{flavour}_{place}"
+    model: Any
+    if isinstance(exported, Exported) and flavour == "cu":
+        model = launcher(exported, folder, original.state_dict(), given)
+    else:
+        model = answering(imported(exported, folder), place, original, given, options.target)
     arms = [_step(each, given) if options.grad else functools.partial(each, *given) for each in (original, model)]
     with torch.set_grad_enabled(options.grad):
         torch.testing.assert_close(*(arm() for arm in arms), rtol=1e-4, atol=1e-4)
@@ -155,6 +166,48 @@ def measured(name: str, source: Path, flavour: str, place: int, options: argpars
     return HostTime(
         name, flavour, row, eager_us, ours_us, over_us, *within, options.target, torch.__version__, options.grad
     )
+
+
+def answering(made: Any, place: int, original: torch.nn.Module, given: Sequence[torch.Tensor], target: str) -> Any:
+    """The module of an export with the original's weights. Its kernel has to answer the call."""
+    with torch.device(target):
+        model = made.ModelNew()
+    model.load_state_dict(original.state_dict())
+    guard = made._ws_shapes.rows[place][1] if hasattr(made, "_ws_shapes") else made._ws_guard
+    if guard.read(model, given, {}) is None:
+        raise SystemExit(f"{made.__name__}: its own call is not answered by the kernel")
+    return model
+
+
+def launcher(
+    exported: Exported, folder: Path, state: Mapping[str, torch.Tensor], given: Sequence[torch.Tensor]
+) -> Callable[..., torch.Tensor]:
+    """A CUDA file's launcher with memory for one call: what it is given is read from the file's own comment."""
+    folder.mkdir()
+    (folder / exported.file_name).write_text(exported.text)
+    (command,) = re.findall(r"^// Compile: (nvcc .*) -c \S+$", exported.text, re.MULTILINE)
+    shared = ["-shared", "-Xcompiler", "-fPIC", "-o", "launcher.so", exported.file_name]
+    subprocess.run([*command.split(), *shared], cwd=folder, check=True)
+    function = getattr(ctypes.CDLL(str(folder / "launcher.so")), Path(exported.file_name).stem)
+    inputs, tensors = iter(given), []
+    line = r"^//   t\d+_\w+: (read|written), \w+ \[(.*?)\] by \[(.*?)\](?:, (.+))?$"
+    for what, shape, strides, member in re.findall(line, exported.text, re.MULTILINE):
+        if what == "written":
+            extents, steps = ([int(each) for each in part.split(",") if each.strip()] for part in (shape, strides))
+            tensors.append(torch.empty_strided(extents, steps, device="cuda"))
+        else:
+            tensors.append(state[member] if member else next(inputs))
+    (size,) = re.findall(r"^//   workspace: (\d+) bytes", exported.text, re.MULTILINE)
+    workspace = torch.zeros(int(size) + 1, dtype=torch.uint8, device="cuda")
+    pointers = [ctypes.c_void_p(each.data_ptr()) for each in (*tensors, workspace)]
+    call = functools.partial(function, *pointers, ctypes.c_void_p(torch.cuda.current_stream().cuda_stream))
+
+    def launch(*_: torch.Tensor) -> torch.Tensor:
+        if error := call():
+            raise SystemExit(f"{exported.file_name}: error {error} of CUDA")
+        return tensors[-1]
+
+    return launch
 
 
 def _step(module: torch.nn.Module, given: Sequence[torch.Tensor]) -> Callable[[], Any]:
@@ -190,17 +243,23 @@ def imported(exported: Exported | ExportedFolder, folder: Path) -> Any:
             return _loaded(folder / name)
         case ExportedFolder(name, files):
             export_files.write_folder(folder / name, files)
+            if builds := sorted((folder / name).glob("build/*")):  # hub: as its loader does
+                package = json.loads((builds[0] / "metadata.json").read_text())["id"]
+                _loaded(builds[0] / "__init__.py", package)
+                return importlib.import_module(f"{package}.kernel")
             sys.path.insert(0, str(folder / name))
             for known in (name, f"{name}.kernel"):  # one of the same module with its shapes in another order
                 sys.modules.pop(known, None)
             return importlib.import_module(f"{name}.kernel")
 
 
-def _loaded(path: Path) -> Any:
-    spec = importlib.util.spec_from_file_location(path.stem, path)
+def _loaded(path: Path, name: str = "") -> Any:
+    spec = importlib.util.spec_from_file_location(name or path.stem, path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    if name:  # of a package, whose modules look for it
+        sys.modules[name] = module
     spec.loader.exec_module(module)
     return module
 
@@ -217,9 +276,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Measures and prints; 1 where an export is beyond the bar."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="*", default=list(EXAMPLES), choices=list(EXAMPLES), help="modules wanted")
-    parser.add_argument(
-        "--flavours", nargs="*", default=["module", "package"], help="exporters, as `warpsmith export` has them"
-    )
+    parser.add_argument("--flavours", nargs="*", help="exporters, as `warpsmith export` has them; all of the target")
     parser.add_argument("--target", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--shapes", type=int, default=1, help="that an export has kernels for")
     parser.add_argument("--grad", action="store_true", help="training steps")
@@ -235,7 +292,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory() as directory:
         for name, flavour, source in _sources(Path(directory), options):
             for place in sorted({0, options.shapes - 1}):
-                found = measured(name, source, flavour, place, options)
+                try:
+                    found = measured(name, source, flavour, place, options)
+                except BadInput as error:
+                    print(f"{name:12}{flavour:16}refused: {error}", flush=True)
+                    break
                 missed |= found.over_us > BAR_US
                 print(line(found), flush=True)
                 if options.out:
@@ -250,7 +311,7 @@ def _sources(directory: Path, options: argparse.Namespace) -> Iterator[tuple[str
             folder = directory / name
             folder.mkdir()
             (folder / f"{name}.py").write_text(text)
-            for flavour in options.flavours:
+            for flavour in options.flavours or FLAVOURS[options.target]:
                 yield name, flavour, folder / f"{name}.py"
 
 

@@ -36,7 +36,7 @@ class Arm:
     before: Callable[[Sequence[int]], object] | None = None
     """Called with the buffer sets of a group ahead of each reading of it, outside the timed region."""
     watch: Callable[[], AbstractContextManager[None]] = nullcontext
-    """Around each reading: ends what takes too long."""
+    """Around its calls, not around what is done ahead of them: ends what takes too long."""
     elsewhere: Elsewhere | None = None
     """The process that makes its calls, where it is not this one."""
 
@@ -117,8 +117,9 @@ class HostClock:
         A reading in which the system took a processor away says nothing about the arm and is taken again.
         """
         if reading is Reading.WARM:
-            for index in sets:
-                arm.call(index)
+            with arm.watch():
+                for index in sets:
+                    arm.call(index)
         for _ in range(RETAKE_COUNT):
             sample, interrupted = self._once(arm, sets, cold=reading is Reading.COLD)
             if not interrupted or sample.ns > RETAKE_BELOW_NS:
@@ -162,11 +163,12 @@ class HostClock:
             self._evict()
         batch = elsewhere.batch() if elsewhere is not None else nullcontext()
         switches = _forced_switches(elsewhere)
-        begin = timed_ns()
-        with batch:
-            for index in sets:
-                outputs.append(call(index))  # held: freeing would be timed, and would hand out warm memory
-        elapsed = timed_ns() - begin
+        with arm.watch():
+            begin = timed_ns()
+            with batch:
+                for index in sets:
+                    outputs.append(call(index))  # held: freeing would be timed, and would hand out warm memory
+            elapsed = timed_ns() - begin
         return Sample(elapsed / len(sets), outputs), _forced_switches(elsewhere) != switches
 
     def _evict(self) -> None:
@@ -283,11 +285,12 @@ class CudaClock:
         if reading is Reading.CALL:
             return self._take_call(arm, sets)
         if reading is Reading.WARM:
-            for index in sets:
-                arm.call(index)
+            with arm.watch():
+                for index in sets:
+                    arm.call(index)
         calls = [_bound(arm.call, index) for index in sets]
         prepare = functools.partial(_prepare, arm, sets)
-        events, outputs = self._behind_spin(arm.name, calls, prepare, cold=reading is Reading.COLD)
+        events, outputs = self._behind_spin(arm.name, calls, prepare, cold=reading is Reading.COLD, watch=arm.watch)
         return Sample(events[0].elapsed_time(events[-1]) * 1e6 / len(sets), outputs)
 
     def laps_ns(self, call: Callable[[], Any]) -> list[float]:
@@ -317,13 +320,21 @@ class CudaClock:
     def _take_call(self, arm: Arm, sets: Sequence[int]) -> Sample:
         _prepare(arm, sets)
         torch.cuda.synchronize()
-        begin = time.perf_counter_ns()
-        outputs = [arm.call(index) for index in sets]
-        torch.cuda.synchronize()
-        return Sample((time.perf_counter_ns() - begin) / len(sets), outputs)
+        with arm.watch():
+            begin = time.perf_counter_ns()
+            outputs = [arm.call(index) for index in sets]
+            torch.cuda.synchronize()
+            elapsed = time.perf_counter_ns() - begin
+        return Sample(elapsed / len(sets), outputs)
 
     def _behind_spin(
-        self, name: str, calls: Sequence[Callable[[], Any]], prepare: Callable[[], object], *, cold: bool
+        self,
+        name: str,
+        calls: Sequence[Callable[[], Any]],
+        prepare: Callable[[], object],
+        *,
+        cold: bool,
+        watch: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> tuple[list[Any], list[Any]]:
         """Events from before the calls to after them, the calls' own stamps between, and what the calls returned."""
         held: list[Any] = []
@@ -332,16 +343,17 @@ class CudaClock:
             prepare()  # a reading that is taken again must not find the answers of the one before
             if cold:
                 self._evict()
-            self._spin(self._lead.spin_ns(name))
-            self._events = []
-            begin = time.perf_counter_ns()
-            self.stamp()
-            held += [call() for call in calls]  # held: freed memory would come back warm within the group
-            self.stamp()
-            host_ns = float(time.perf_counter_ns() - begin)
-            events = self._events
-            was_ahead = not events[0].query()
-            events[-1].synchronize()
+            with watch():
+                self._spin(self._lead.spin_ns(name))
+                self._events = []
+                begin = time.perf_counter_ns()
+                self.stamp()
+                held += [call() for call in calls]  # held: freed memory would come back warm within the group
+                self.stamp()
+                host_ns = float(time.perf_counter_ns() - begin)
+                events = self._events
+                was_ahead = not events[0].query()
+                events[-1].synchronize()
             if self._lead.was_enough(name, host_ns, was_ahead=was_ahead):
                 return events, held
 

@@ -330,8 +330,7 @@ class _Session:
             sets = [(self._next_set + step) % self.plan.set_count for step in range(self.group_length)]
         self._next_set = (self._next_set + self.group_length) % self.plan.set_count
         try:
-            with arm.watch():
-                sample = self.clock.take(arm, sets, reading)
+            sample = self.clock.take(arm, sets, reading)
         except Exception as error:
             if arm.required:
                 raise

@@ -271,8 +271,7 @@ def _audit(
     arm = candidate.arm(is_fresh=candidate.elsewhere is not None)
     again = measure([arm], bench.clock, plan, inspect)
     for index in range(bench.set_count):
-        with candidate.watch():
-            sample = bench.clock.take(arm, [index], Reading.COLD)
+        sample = bench.clock.take(arm, [index], Reading.COLD)
         inspect(CANDIDATE, index, sample.outputs[0])
     known = next(known.median_ns for known in timing.arms if known.kind == timing_pb2.ARM_KIND_CANDIDATE)
     within = max(AUDIT_WITHIN, 3.0 * timing.noise_floor)
@@ -309,8 +308,7 @@ def _is_there_on_fresh_values(
         for number in range(FRESH_READINGS):
             first = number % (bench.set_count // group_length) * group_length
             sets = range(first, first + group_length)
-            with candidate.watch():
-                fresh.append(bench.clock.take(arm, sets, Reading.COLD).ns)
+            fresh.append(bench.clock.take(arm, sets, Reading.COLD).ns)
             beside.append(bench.clock.take(baseline, sets, Reading.COLD).ns)
         least = min(*beside, slowest)  # load only ever adds
         if not all(drawn) or least >= FRESH_SHARE * timing.speedup_fastest.median * min(fresh):

@@ -180,9 +180,7 @@ class TimedTask:
             call=subject.call,
             before=inspection.get_ready,
             watch=watchdog.expecting,
-            renew=functools.partial(self.inputs.renew, prepare=functools.partial(_guarded([own.renew]), 0))
-            if own is not None
-            else self.inputs.renew,
+            renew=functools.partial(self.inputs.renew, prepare=functools.partial(_renewed, own, watchdog)),
             rewritten=self._rewritten(rewritten_reference),
             work=self._work_by(rewritten_reference),
             stepwise=self._stepwise(program, own, large) if tier == timing_pb2.TIER_FINAL else None,
@@ -346,6 +344,13 @@ def _forgetting(
             fresh.forget()
 
     return forget
+
+
+def _renewed(own: KeptContent | None, watchdog: Watchdog) -> None:
+    """Has the program's prepared steps read parameters that have moved."""
+    if own is not None:
+        with watchdog.expecting():
+            _guarded([own.renew])(0)
 
 
 def _guarded(calls: Sequence[Callable[[], Any]]) -> Callable[[int], Any]:

@@ -7,7 +7,6 @@ else to stderr. Exit codes: 0 done, 1 nothing passed, 2 bad input, 3 infrastruct
 from __future__ import annotations
 
 import json
-import shlex
 import sys
 import time
 import traceback
@@ -419,8 +418,7 @@ def _print_results(ended: list[run_pb2.Run], as_json: bool) -> None:
 
 
 def _print_next(ended: list[run_pb2.Run], server: str, runs: Path) -> None:
-    given = ("--server", server) if server else ("--runs", str(runs))
-    for text in report.next_steps(ended, "" if given == ("--runs", str(DEFAULT_RUNS)) else f" {shlex.join(given)}"):
+    for text in report.next_steps(ended, client.where(server, runs)):
         note(text)
 
 

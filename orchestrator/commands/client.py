@@ -7,6 +7,7 @@ goes on watching, so that the best so far is judged.
 
 from __future__ import annotations
 
+import shlex
 import signal
 import threading
 import time
@@ -19,6 +20,7 @@ from typing import Any, Protocol, cast
 
 from orchestrator.agents import Agents, Benchmark, Correctness
 from orchestrator.archive import FILE_NAME, Archive
+from orchestrator.commands.options import DEFAULT_RUNS
 from orchestrator.commands.terminal import note
 from orchestrator.search_run import SearchRun
 from orchestrator.servicer import OptimizationServicer
@@ -206,6 +208,14 @@ class Serving:
     orchestrator: Optimization
     check: Callable[[], None]
     """Raises Infrastructure when a service that this command has started has ended."""
+    goes_on: str = "resume {}"
+    """The command that goes on with a run, {}, that this one leaves."""
+
+
+def where(server: str, runs: Path) -> str:
+    """The option, after a space, by which a further command finds what this one has; empty where it needs none."""
+    given = ("--server", server) if server else ("--runs", str(runs))
+    return "" if given == ("--runs", str(DEFAULT_RUNS)) else f" {shlex.join(given)}"
 
 
 @contextmanager
@@ -217,12 +227,12 @@ def searching(server: str, runs: Path, environment: Mapping[str, str]) -> Iterat
     """
     with ending_on_sigterm():
         if server:
-            yield Serving(_at(server), lambda: None)
+            yield Serving(_at(server), lambda: None, f"watch {{}}{where(server, runs)}")
             return
         with LocalServices(runs, environment=environment) as services:
             try:
                 orchestrator = cast("Optimization", orchestrator_at(services.address("orchestrator")))
-                yield Serving(orchestrator, services.check)
+                yield Serving(orchestrator, services.check, f"resume {{}}{where(server, runs)}")
             except Infrastructure:
                 services.check()  # a service that ended explains more than a call that failed
                 raise

@@ -51,19 +51,24 @@ def followed(serving: client.Serving, started: Sequence[run_pb2.Run], progress: 
     """Watches runs one after another to their ends; Ctrl-C asks those that have not ended to stop."""
     for run in started:
         progress.expect(run)
-    identifiers = [run.id for run in started]
-    return [
-        client.follow(
-            serving.orchestrator,
-            identifier,
-            partial(progress.take, identifier),
-            to_cancel=identifiers[place:],
-            on_interrupt=lambda: progress.note("stopping: the best so far is judged (Ctrl-C again leaves it)"),
-            note=progress.note,
-            check=serving.check,
-        )
-        for place, identifier in enumerate(identifiers)
-    ]
+    identifiers, ended = [run.id for run in started], list[run_pb2.Run]()
+    try:
+        for place, identifier in enumerate(identifiers):
+            run = client.follow(
+                serving.orchestrator,
+                identifier,
+                partial(progress.take, identifier),
+                to_cancel=identifiers[place:],
+                on_interrupt=lambda: progress.note("stopping: the best so far is judged (Ctrl-C again leaves it)"),
+                note=progress.note,
+                check=serving.check,
+            )
+            ended.append(run)
+    except (KeyboardInterrupt, SystemExit):
+        for identifier in identifiers[len(ended) :]:
+            progress.note(f"left: `warpsmith {serving.goes_on.replace('{}', identifier, 1)}` goes on with it")
+        raise
+    return ended
 
 
 @dataclass

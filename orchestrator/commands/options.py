@@ -15,7 +15,7 @@ Server = Annotated[
         metavar="PLACE",
         help="An orchestrator elsewhere: https://HOST (with the token of WARPSMITH_TOKEN_FILE, where it asks for one), "
         "or HOST:PORT, by mutual TLS (WARPSMITH_TLS_*) or in plain text; or the runs directory of a `warpsmith up` of "
-        "yours. Without it the services run here for as long as the command.",
+        "yours. Without it a command reads --runs, and where it searches starts services for as long as it runs.",
     ),
 ]
 Runs = Annotated[Path, typer.Option("--runs", envvar="WARPSMITH_RUNS", help="Where runs are kept.")]

@@ -36,11 +36,14 @@ Usual = Mapping[run_pb2.RunState.ValueType, float]
 
 
 def usual_seconds(runs: Iterable[run_pb2.Run]) -> Usual:
-    """How long runs mostly prepared and finished, by the median of `runs` that did; nothing where none has."""
+    """How long runs mostly prepared and finished, by the median of `runs` that did; nothing where none has.
+
+    A phase of no second had nothing to do, as finishing where no kernel was promising.
+    """
     whole = [run.phase_seconds for run in runs if len(run.phase_seconds) == len(_PHASES)]
-    seconds = {state: median(each[place] for each in whole) for place, state in enumerate(_PHASES) if whole}
-    seconds.pop(run_pb2.RUN_STATE_SEARCHING, None)  # as long as its budget
-    return seconds
+    spent = {state: [each[place] for each in whole if each[place] >= 1.0] for place, state in enumerate(_PHASES)}
+    spent.pop(run_pb2.RUN_STATE_SEARCHING)  # as long as its budget
+    return {state: median(seconds) for state, seconds in spent.items() if seconds}
 
 
 @dataclass

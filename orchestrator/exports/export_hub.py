@@ -140,6 +140,7 @@ here, and `warpsmith verify $records` judges the claim again.
 _NEEDS = {
     "cuda": "A GPU of compute capability $capability, and PyTorch 2.11 or later for CUDA 13, which brings all else: "
     "cuda-bindings and NVRTC. The kernel is compiled at the first call, in well under a second.",
+    "none": "PyTorch alone: the program makes calls of its own, and nothing is compiled.",
     "cpu": "g++ or clang++ at the first call, where the kernel is compiled for the processor that it is on and kept in "
     "the user's cache folder.",
 }
@@ -196,7 +197,7 @@ def _way(runs: Sequence[run_pb2.Run]) -> export_operator.Way:
 def _words(runs: Sequence[run_pb2.Run]) -> dict[str, str]:
     """What the texts are filled with."""
     words = export_package.words(runs)
-    backend = words["device"]
+    backend, has_kernels = words["device"], any(run.best.candidate.program.sources for run in runs)
     own = f"_{words['package']}_{backend}_{words['operator'].rpartition('_')[2]}"
     capability = _capability(words["architecture"]) if backend == "cuda" else ""
     return {
@@ -212,7 +213,7 @@ def _words(runs: Sequence[run_pb2.Run]) -> dict[str, str]:
         "capabilities": f'cuda_capabilities = ["{capability}"]\n' if capability else "",
         "count": "a kernel" if len(runs) == 1 else f"kernels for {len(runs)} kinds of inputs",
         "numbers": _plain(words["numbers"]),
-        "needs": Template(_NEEDS[backend]).substitute(capability=capability),
+        "needs": Template(_NEEDS[backend if has_kernels else "none"]).substitute(capability=capability),
         "records": export_package.record_names(runs)[0],
         "imports": _LOADED,
     }

@@ -48,8 +48,10 @@ def header(run: run_pb2.Run) -> str:
 
 def needs(run: run_pb2.Run) -> str:
     """What a file needs to run."""
-    on_gpu = run.best.candidate.program.target == task_pb2.TARGET_CUDA
-    return "torch and cuda-bindings" if on_gpu else "torch and g++"
+    program = run.best.candidate.program
+    if program.target == task_pb2.TARGET_CUDA:
+        return "torch and cuda-bindings"
+    return "torch and g++" if program.sources else "torch"
 
 
 def body(

@@ -347,7 +347,7 @@ def words(runs: Sequence[run_pb2.Run]) -> dict[str, str]:
         "kernels": "the kernel" if is_one else "its kernel, by the table at the end of `kernel.py`",
         "given": ", ".join(export_operator.given(export_training.forward_of(run), Names(program))),
         **_promises(runs, f"{package}.call_{digest}"),
-        "built": _ON_GPU if on_gpu else _ON_PROCESSOR,
+        "built": _NOTHING if not _sources(runs) else _ON_GPU if on_gpu else _ON_PROCESSOR,
         "kept": f"{records} {'is the verified record' if is_one else 'are the verified records'}",
         "imports": f"\nimport {package} as package\nimport pytest\nimport torch\nfrom {package} import kernel",
         "cases": _CASE if is_one else _CASES,
@@ -398,4 +398,5 @@ _FIRST_DERIVATIVE = (
     "differentiate twice is an error."
 )
 _ON_GPU = "The wheel holds machine code for the verified architecture, built from `kernels/` by NVRTC."
+_NOTHING = "Nothing is built: the program makes calls of PyTorch's alone."
 _ON_PROCESSOR = "g++ builds `kernels/` at the first call, kept in your cache folder."

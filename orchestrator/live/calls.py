@@ -20,7 +20,7 @@ from torch.utils import _pytree as pytree
 
 from warpsmith.errors import BadInput
 from warpsmith.graphs import aten, capture, task_module
-from warpsmith.graphs.refusals import CaptureRefused
+from warpsmith.graphs.refusals import CaptureRefused, alone_told
 from warpsmith.v1 import graph_pb2
 
 _INNER = "module"
@@ -56,12 +56,13 @@ def captured(module: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, 
     """
     given = (module, tuple(args), dict(kwargs))
     try:
-        with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        with alone_told(), FakeTensorMode(allow_non_fake_inputs=True) as mode:
             return _captured(given, partial(_fake, mode=mode), device_type)
     except Exception:  # the real attempt tells better what is wrong, if anything is
         pass
     try:
-        return _captured(given, _on_the_cpu, device_type)
+        with alone_told():
+            return _captured(given, _on_the_cpu, device_type)
     except BadInput:
         raise
     except Exception as error:

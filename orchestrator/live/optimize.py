@@ -35,6 +35,7 @@ _TOLERANCE = 0.05
 """Share of a result that a right one may be off on the example arguments, in any precision."""
 
 _Arguments = Sequence[Any] | torch.Tensor
+_Budget = str | float
 _Given = tuple[tuple[Any, ...], Mapping[str, Any]]
 
 
@@ -62,7 +63,7 @@ def optimize(
     args: _Arguments,
     kwargs: Mapping[str, Any] = MappingProxyType({}),
     *,
-    budget: str = "60s",
+    budget: _Budget = "60s",
     precision: str = "auto",
     prepared: bool = False,
     gradients: bool = False,
@@ -82,7 +83,7 @@ def optimize(
         module: on the CPU or a GPU, in the mode (`train()` or `eval()`) in which it will be called.
         args: example arguments of its forward, whose shapes, types and device are optimized for; or one tensor.
         kwargs: example arguments by name.
-        budget: search time, such as "60s" or "5m"; "" for none, where only what is known is to be taken.
+        budget: search time, such as "60s", "5m" or seconds; "" for none, where only what is known is to be taken.
         precision: "auto" goes by the floating-point inputs; or "fp32", "tf32", "fp16", "bf16".
         prepared: whether what depends on parameters alone may be computed once and kept while they are unchanged.
         gradients: whether to optimize the training step: the forward, and gradients of all parameters and example
@@ -96,9 +97,10 @@ def optimize(
         BadInput: the module cannot be captured, or an argument is wrong; says which.
         Infrastructure: a service failed.
     """
-    given = ((args,) if isinstance(args, torch.Tensor) else tuple(args), dict(kwargs))
+    given = _given(module, args, kwargs)
     results = _results(budget, fresh, server, runs, progress)
     call, task = _written(module, given, _Track(precision, prepared, gradients))
+    _require_result(module, given, call)
     (result,) = results.of(task)
     return _served(module, given, call, result)
 
@@ -110,7 +112,7 @@ def optimize_submodules(
     *,
     match: Match | None = None,
     most: int = 4,
-    budget: str = "60s",
+    budget: _Budget = "60s",
     precision: str = "auto",
     prepared: bool = False,
     gradients: bool = False,
@@ -138,7 +140,7 @@ def optimize_submodules(
         BadInput: nothing is matched or called, a part cannot be captured, or an argument is wrong; says which.
         Infrastructure: a service failed.
     """
-    given = ((args,) if isinstance(args, torch.Tensor) else tuple(args), dict(kwargs))
+    given = _given(model, args, kwargs)
     results = _results(budget, fresh, server, runs, progress)
     track = _Track(precision, prepared, gradients)
     if match is None:
@@ -159,8 +161,20 @@ def optimize_submodules(
     return made
 
 
-def _results(budget: str, fresh: bool, server: str, runs: str | Path, progress: bool) -> Results:
-    limits = run_pb2.Budget(wall_seconds=budgets.seconds(budget, "budget")) if budget else None
+def _given(module: torch.nn.Module, args: _Arguments, kwargs: Mapping[str, Any]) -> _Given:
+    """The example arguments. Raises BadInput for what is no module, or no arguments of one."""
+    if not isinstance(module, torch.nn.Module):
+        raise BadInput(f"{type(module).__name__}: give a torch.nn.Module; a function can be the forward of one")
+    if isinstance(args, torch.Tensor):
+        args = (args,)
+    if not isinstance(args, tuple | list) or not isinstance(kwargs, Mapping):
+        wrong = type(kwargs if isinstance(args, tuple | list) else args).__name__
+        raise BadInput(f"example arguments are {wrong}: give a tuple, such as optimize(module, (x,), {{'scale': 2}})")
+    return tuple(args), dict(kwargs)
+
+
+def _results(budget: _Budget, fresh: bool, server: str, runs: str | Path, progress: bool) -> Results:
+    limits = run_pb2.Budget(wall_seconds=budgets.seconds(str(budget), "budget")) if budget else None
     return Results(server, Path(runs), limits, fresh, progress)
 
 
@@ -274,6 +288,16 @@ def _unlike(own: Any, mine: Any, *, is_random: bool) -> str:
         return f"{mine.dtype} {list(mine.shape)} instead of {own.dtype} {list(own.shape)}"
     share = 0.0 if is_random else _far(mine, own)
     return f"off by {share:.2g} of what it is" if share > _TOLERANCE else ""
+
+
+def _require_result(module: torch.nn.Module, given: _Given, call: Call) -> None:
+    """Raises BadInput where the call, which can be captured, fails on real tensors: before a search, not in it."""
+    try:
+        with _kept(module, call):
+            _result(module, given)
+    except Exception as error:
+        kind, why = type(module).__name__, task_module.cause_of(error)
+        raise BadInput(f"{kind}: the forward failed on the example arguments: {why}") from error
 
 
 def _result(module: torch.nn.Module, given: _Given) -> Any:

@@ -199,9 +199,11 @@ class LocalServices:
         return f"{self._listen[0]}:{self._children['orchestrator'].port}" if self._listen else ""
 
     def check(self) -> None:
-        """Raises Infrastructure when a service has ended."""
+        """Raises Infrastructure when a service has ended, or was stopped: who waits for it need not go on."""
+        if self._stopping:
+            raise Infrastructure("the services were stopped")
         for name, child in self._children.items():
-            if not self._stopping and child.process.poll() is not None:
+            if child.process.poll() is not None:
                 raise self._failure(name)
 
     def ended(self) -> dict[str, Exception]:

@@ -244,6 +244,7 @@ def _read_file(task: task_pb2.Task, path: Path, *, needs_inputs: bool) -> None:
     if "*" not in bound:
         if task.class_name not in bound:
             hint = "name another with --class" if task.class_name == "Model" else "check --class"
+            hint = hint if needs_inputs else "that is what a solution is called"
             raise BadInput(f"{path}: defines no class {task.class_name}; {hint}")
         if needs_inputs and "get_inputs" not in bound:
             raise BadInput(f"{path}: defines no get_inputs(), which returns the tensors of one forward")

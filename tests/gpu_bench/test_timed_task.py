@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 import weakref
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
@@ -19,7 +19,7 @@ from gpu_bench.pytorch.baselines import Baselines
 from gpu_bench.running import watchdog
 from gpu_bench.running.executor import ProgramFault
 from gpu_bench.session import Session
-from gpu_bench.timing import inspection, timed_task
+from gpu_bench.timing import clocks, inspection, timed_task
 from gpu_bench.timing.replay import Before
 from gpu_bench.timing.timed_task import TimedTask, free_bytes
 from gpu_bench.values.keys import Key
@@ -373,6 +373,24 @@ def test_a_watchdog_ends_what_takes_longer_than_expected_and_nothing_else():
         assert not ended.wait(2.7), "nothing is expected now"
         with dog.expecting():
             assert ended.wait(30)
+
+
+@pytest.mark.parametrize("reading", clocks.Reading)
+def test_what_is_done_ahead_of_a_reading_is_not_taken_for_a_call_without_an_end(reading):
+    told, inside = [], []
+
+    @contextmanager
+    def watch():
+        inside.append(True)
+        yield
+        inside.pop()
+
+    def note(name, _):  # ahead of a reading new values may be drawn for all buffer sets
+        told.append((name, bool(inside)))
+
+    arm = clocks.Arm("candidate", partial(note, "call"), before=partial(note, "before"), watch=watch)
+    clocks.HostClock(1 << 20).take(arm, [0, 1], reading)
+    assert set(told) == {("call", True), ("before", False)}
 
 
 def test_buffer_sets_get_new_values_where_they_lie_unless_a_program_has_written_to_them(timed):

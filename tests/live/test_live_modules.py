@@ -259,3 +259,28 @@ def test_equal_parts_are_searched_for_once_and_all_are_served(
 def test_parts_that_are_not_there_or_not_called_are_named(match: str, message: str) -> None:
     with pytest.raises(BadInput, match=message):
         warpsmith.optimize_submodules(Stack(), torch.randn(6, 8), match=match)
+
+
+class _Branch(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 2 if x.sum() > 0 else x
+
+
+@pytest.mark.parametrize(
+    ("module", "args", "message"),
+    [
+        (lambda x: x, (torch.ones(2, 8),), "function: give a torch.nn.Module"),
+        (torch.nn.GELU(), 5, "example arguments are int: give a tuple"),
+        (torch.nn.GELU(), {"input": torch.ones(2)}, "example arguments are dict: give a tuple"),
+        (torch.nn.Linear(8, 8), torch.ones(2, 9), "the forward failed on the example arguments: RuntimeError: mat1"),
+        (torch.nn.Linear(8, 8), torch.ones(2, 8).double(), "the forward failed on the example arguments: .*same dtype"),
+        (_Branch(), torch.ones(2, 8), r"needs the value of a tensor .*test_live_modules\.py:\d+\)"),
+    ],
+    ids=["a function", "a number", "a dict", "a shape", "a type", "a branch"],
+)
+def test_what_cannot_be_called_is_told_in_one_line_before_a_search(
+    module: Any, args: Any, message: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(BadInput, match=message):
+        warpsmith.optimize(module, args, server="127.0.0.1:1", runs=tmp_path / "none")
+    assert capfd.readouterr() == ("", ""), "PyTorch tells of it too"

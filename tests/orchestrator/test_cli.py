@@ -5,6 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import importlib.metadata
+import io
 import json
 import subprocess
 import sys
@@ -14,9 +15,10 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
+from rich.console import Console
 
 from orchestrator import testing
-from orchestrator.commands import budgets, chosen, cli, client, directory_bench, doctor, report
+from orchestrator.commands import budgets, chosen, cli, client, directory_bench, doctor, module_runs, progress, report
 from orchestrator.tasks import intake
 from warpsmith.errors import BadInput, Infrastructure
 from warpsmith.sandbox import jail
@@ -409,3 +411,30 @@ def test_the_shell_completes_commands(monkeypatch: pytest.MonkeyPatch, capsys: p
         monkeypatch.setenv(name, value)
     code, out, _ = warpsmith(capsys=capsys, monkeypatch=monkeypatch)
     assert (code, out.split()) == (0, ["export"])
+
+
+@pytest.mark.parametrize("leaving", [KeyboardInterrupt, SystemExit])
+@pytest.mark.parametrize(
+    ("server", "runs", "said"),
+    [
+        ("", "runs", "resume b"),
+        ("", "/tmp/{} x", "resume b --runs '/tmp/{} x'"),
+        ("h:1", "runs", "watch b --server h:1"),
+    ],
+)
+def test_a_command_that_leaves_runs_says_what_goes_on_with_them(
+    leaving: type[BaseException], server: str, runs: str, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def follow(_: object, identifier: str, *__: object, **___: object) -> run_pb2.Run:
+        if identifier == "b":
+            raise leaving
+        return run_pb2.Run(id=identifier)
+
+    monkeypatch.setattr(client, "follow", follow)
+    output = io.StringIO()
+    goes_on = f"{'watch' if server else 'resume'} {{}}{client.where(server, Path(runs))}"
+    serving = client.Serving(None, lambda: None, goes_on)  # type: ignore[arg-type]
+    shown = progress.Progress(Console(file=output, width=200))
+    with pytest.raises(leaving):
+        module_runs.followed(serving, [run_pb2.Run(id="a"), run_pb2.Run(id="b")], shown)
+    assert output.getvalue() == f"left: `warpsmith {said}` goes on with it\n"

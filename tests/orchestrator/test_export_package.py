@@ -13,12 +13,15 @@ from typing import Any
 import pytest
 import torch
 
+from agent_synthesis.synthesizer import BuiltInSynthesizer
 from benchmarks.timing import host_time
 from orchestrator.exports import export_files
+from orchestrator.exports.export_hub import HubExporter
+from orchestrator.exports.export_module import ModuleExporter
 from orchestrator.exports.export_package import PackageExporter
 from warpsmith.errors import BadInput
 from warpsmith.sandbox import private_files
-from warpsmith.v1 import run_pb2
+from warpsmith.v1 import hypothesis_pb2, run_pb2
 
 Installed = Callable[[Path], tuple[Path, str]]
 MODULE = """import torch
@@ -273,3 +276,14 @@ def test_a_module_that_returns_a_dataclass_of_its_own_is_refused(tmp_path: Path)
     )
     with pytest.raises(BadInput, match=r"dataclass of its own.*--flavour module instead"):
         PackageExporter().export(host_time.a_run(tmp_path / "own.py", "cpu"))
+
+
+def test_an_export_of_library_calls_alone_says_that_nothing_is_built(tmp_path: Path) -> None:
+    run = a_run(tmp_path, "cpu")
+    run.best.candidate.CopyFrom(BuiltInSynthesizer().synthesize(run.task, hypothesis_pb2.Hypothesis()))
+    readme = PackageExporter().export(run).files["README.md"]
+    assert "Nothing is built" in readme
+    card = HubExporter().export(run).files["CARD.md"]
+    assert "nothing is compiled" in card
+    assert "g++" not in readme + card
+    assert "Needs torch.\n" in ModuleExporter().export(run).text

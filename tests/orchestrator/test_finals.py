@@ -40,10 +40,14 @@ class Notebook:
 
 
 def executed(
-    world: testing.World, notebook: Notebook, target: task_pb2.Target.ValueType = task_pb2.TARGET_CPU
+    world: testing.World,
+    notebook: Notebook,
+    target: task_pb2.Target.ValueType = task_pb2.TARGET_CPU,
+    trial_count: int = 0,
 ) -> run_pb2.Run:
     agents = world.agents()
-    run = run_pb2.Run(id="r", task=testing.task(target=target), budget=run_pb2.Budget(wall_seconds=20))
+    budget = run_pb2.Budget(wall_seconds=20, trial_count=trial_count)
+    run = run_pb2.Run(id="r", task=testing.task(target=target), budget=budget)
     effort = Effort(parallel_trials=2, retry_pause_seconds=0.0, settle_seconds=5.0)
     return SearchRun(run, agents, DeviceGate(agents.benchmarks), Beam(), notebook, effort=effort).execute()
 
@@ -380,3 +384,11 @@ def test_a_final_does_without_a_rewritten_reference_that_cannot_be_had() -> None
     run = executed(NoRewrittenReference(gains={"rewrite": 3.0}, choices={"rewrite": ["linear_row_sum"]}), Notebook())
     assert run.state == run_pb2.RUN_STATE_FASTER
     assert not any(arm.kind == timing_pb2.ARM_KIND_REWRITTEN for arm in run.best.timing.arms)
+
+
+def test_a_run_that_timed_nothing_but_the_module_itself_says_why() -> None:
+    nothing_legal = executed(testing.World(gains={}), Notebook())
+    assert "it has no call in whose place there is a kernel of ours" in nothing_legal.message
+    cut_short = executed(testing.World(), Notebook(), trial_count=1)
+    assert (cut_short.trial_count, cut_short.state) == (1, run_pb2.RUN_STATE_NO_FASTER)
+    assert "before the search was over; give it a larger budget" in cut_short.message

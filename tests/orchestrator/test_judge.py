@@ -168,7 +168,10 @@ def test_a_fallback_is_labelled(body: str, labels: tuple[str, ...], tmp_path: Pa
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [("class Other: pass\n", "defines no class ModelNew"), ("class ModelNew(:\n", "syntax error")],
+    [
+        ("class Other: pass\n", "defines no class ModelNew; that is what a solution is called"),
+        ("class ModelNew(:\n", "syntax error"),
+    ],
     ids=["no class", "syntax"],
 )
 def test_a_file_that_is_no_solution_is_bad_input(text: str, message: str, tmp_path: Path) -> None:

@@ -86,6 +86,8 @@ def test_services_start_know_their_peers_and_stop(tmp_path: Path, modules: dict[
         assert json.loads((runs / SERVICES_FILE).read_text())["benchmark"] == services.address("benchmark")
         assert (tmp_path / "note").read_text().splitlines()[1].split()[1:] == ["benchmark"]
         services.check()
+    with pytest.raises(Infrastructure, match="were stopped"):  # who waits in another thread for one to come back
+        services.check()
     assert not any(alive(pid) for pid in pids(tmp_path))
     assert not (runs / TARGETS_FILE).exists()
     assert "serving on" in (runs / "logs" / "benchmark.log").read_text()

@@ -126,6 +126,7 @@ def test_a_failure_without_remedy_ends_there() -> None:
     run = search_run(world).execute()
     assert run.state == run_pb2.RUN_STATE_NO_FASTER
     assert (run.trial_count, run.pass_count) == (2, 1)
+    assert "none of the 1 candidates that change something passed" in run.message
 
 
 def test_a_candidate_that_hangs_while_timed_has_failed() -> None:

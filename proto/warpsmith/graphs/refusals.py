@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
+import logging
 import re
 import traceback
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, Final
+from unittest import mock
 
 import torch
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
@@ -16,6 +19,9 @@ from warpsmith.errors import BadInput
 
 _UNKNOWN_TYPE: Final = re.compile(r"Found <class '([\w.]+)'> in (input|output)")
 _FRAME: Final = re.compile(r'^ *File "(.+)", line (\d+), in ', re.MULTILINE)
+
+_REPORTS: Final = ("torch._subclasses.fake_tensor", "torch.fx.experimental.symbolic_shapes")
+"""Loggers that tell at length of what fails while a forward is tried on fake tensors."""
 
 Frame = tuple[str, int]
 """A file and a line."""
@@ -37,6 +43,17 @@ def frames_of(error: BaseException | None) -> list[Frame]:
     """Where an exception was raised, innermost last."""
     raised = traceback.extract_tb(error.__traceback__) if error is not None else []
     return [(frame.filename, frame.lineno or 0) for frame in raised]
+
+
+@contextmanager
+def alone_told() -> Iterator[None]:
+    """Around an attempt: what fails is told by the exception alone, and not by PyTorch on stderr too."""
+    with ExitStack() as stack:
+        for name in _REPORTS:
+            stack.enter_context(mock.patch.object(logging.getLogger(name), "disabled", True))
+        exporting = importlib.import_module("torch.export._trace")  # prints the graph that it has so far
+        stack.enter_context(mock.patch.object(exporting, "print", return_value=None, create=True))
+        yield
 
 
 @contextmanager

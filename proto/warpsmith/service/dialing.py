@@ -5,6 +5,7 @@ exceptions. Knows no particular service.
 from __future__ import annotations
 
 import logging
+import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -179,8 +180,13 @@ def _retry_seconds(error: grpc.RpcError) -> float:
     return int(shown) / 1000 if _kind(error) == LimitReached.__name__ and shown.isdecimal() else 0.0
 
 
+_UNANSWERED = re.compile(r"connections to all backends failing; last error: \w+: \w+:(\S+): Failed to connect .*: (.+)")
+"""How gRPC says that nobody listens."""
+
+
 def _details(error: grpc.RpcError) -> str:
-    return str(error.details()) if isinstance(error, grpc.Call) else str(error)
+    said = str(error.details()) if isinstance(error, grpc.Call) else str(error)
+    return _UNANSWERED.sub(r"nothing answers at \1 (\2)", said)
 
 
 def _code(error: grpc.RpcError) -> grpc.StatusCode:
