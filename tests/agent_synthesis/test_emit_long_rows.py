@@ -10,13 +10,14 @@ import pytest
 import torch
 
 from agent_synthesis.emit.cuda.rows.row_reduction import CudaRowReduction
+from agent_synthesis.emit.cuda.rows.rows_and_columns import CudaRowsAndColumns
 from agent_synthesis.emit.registry import INCLUDE_DIRECTORY
 from agent_synthesis.nests import iteration_space, memory_access
 from agent_synthesis.nests.analysis import stages
 from agent_synthesis.nests.ir import Nest, Type
 from agent_synthesis.schedule import Emission
 from agent_synthesis.settings import Settings
-from agent_synthesis.testing import batch_statistics, group_norm, layer_norm, row_dot, softmax
+from agent_synthesis.testing import batch_statistics, group_norm, layer_norm, norm_backward, row_dot, softmax
 from warpsmith.errors import IllegalMove
 from warpsmith.hardware import H200
 
@@ -209,6 +210,24 @@ def test_what_cannot_be_prefetched_is_refused_with_the_reason(changes: dict[str,
     nest = softmax(4096, 393216)
     with pytest.raises(IllegalMove, match=reason):
         CudaRowReduction(H200).emit(nest, with_settings(nest, reduce="prefetched", **{"threads": 512, **changes}))
+
+
+@pytest.mark.parametrize(
+    ("columns", "storage"), [(1024, Type.F32), (2048, Type.BF16), (8192, Type.F32), (16384, Type.BF16)]
+)
+def test_rows_that_are_summed_over_spill_nothing_and_are_ahead_of_a_block_that_stays(
+    columns: int, storage: Type, compile_cuda: Compile
+) -> None:
+    nest, schedule = norm_backward((64 << 20) // columns, columns, storage), CudaRowsAndColumns(H200)
+    settings = schedule.defaults(nest)
+    emission = schedule.emit(nest, settings)
+    assert spilled_bytes(compile_cuda(emission)) == 0
+    rows, held = emission.launches[0], settings.vectors * settings.threads * settings.vector_width
+    ahead = settings.stages - (held < columns)  # a row that passes through registers in parts keeps its place
+    in_flight = settings.min_blocks * ahead * columns * 2 * storage.size_bytes
+    assert settings.ctas == 1, "one block has a row"
+    assert in_flight >= 48 << 10
+    assert settings.min_blocks * rows.shared_bytes <= H200.shared_bytes
 
 
 def test_blocks_of_a_cluster_walk_together_through_rows_that_exceed_the_cache() -> None:

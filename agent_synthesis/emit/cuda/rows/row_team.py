@@ -245,9 +245,9 @@ def require(nest: Nest, team: Team, stages: Sequence[Stage], min_blocks: int, *,
     # ptxas keeps what it read from the ring for the second visit.
     of_held = shared_words(nest, width) if team.reduce is Reduce.RING else width * len(team.copied(nest))
     registers += elements + team.held * of_held if stays else 0
-    if nest.summed:  # beside the sums, elements as they are added
+    if nest.summed:  # beside the sums, elements as they are added, and where parts of a row lie
         sums = sum(store.type.size_bytes // 4 for store in nest.summed)
-        registers += elements * (1 + sums * team.parts)
+        registers += elements * (1 + sums * team.parts) + (0 if team.holds_row else 16)
     clustered = team.reduce in (Reduce.CLUSTER, Reduce.PREFETCHED)
     boxes = sum(stage.state_bytes() for stage in stages) * team.warps * (team.ctas if clustered else 1)
     shared = 2 * boxes + 16 + team.ring_bytes(nest) if stays or team.reduce is Reduce.PREFETCHED else boxes
