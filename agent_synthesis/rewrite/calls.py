@@ -5,7 +5,7 @@ Rules speak in these words; nothing here knows an identity of algebra.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -95,14 +95,19 @@ class Draft:
 
     def call(self, name: str, target: str, *args: Any, **kwargs: Any) -> Named:
         """Adds a call with one result of the same name. Raises BadInput, or what ATen raises on bad arguments."""
+        return self.calls(name, [name], target, *args, **kwargs)[0]
+
+    def calls(self, name: str, results: Sequence[str], target: str, *args: Any, **kwargs: Any) -> list[Named]:
+        """Adds a call with several results, of which some have names: "" for one that nobody reads. Raises likewise."""
         encoded = [aten.encode(value, _name_of) for value in args]
         named = [tensor_pb2.NamedValue(name=key, value=aten.encode(value, _name_of)) for key, value in kwargs.items()]
-        result = aten.call(target, encoded, named, self.meta, torch.device("meta"))[0]
-        assert result is not None
-        self._made[name] = result
-        made = graph_pb2.NodeResult(name=name, spec=dtypes.spec_of(result))
-        self.nodes.append(graph_pb2.Node(name=name, target=target, args=encoded, kwargs=named, results=[made]))
-        return Named(name)
+        call = graph_pb2.Node(name=name, target=target, args=encoded, kwargs=named)
+        for of, result in zip(results, aten.call(target, encoded, named, self.meta, torch.device("meta")), strict=True):
+            assert result is not None
+            call.results.add(name=of, spec=dtypes.spec_of(result) if of else None)
+            self._made |= {of: result} if of else {}
+        self.nodes.append(call)
+        return [Named(of) for of in results]
 
     def take(self, node: graph_pb2.Node) -> None:
         """Adds a call of one result as it is, with the layout that it has. Raises what ATen raises on bad arguments."""
