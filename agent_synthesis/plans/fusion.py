@@ -22,6 +22,7 @@ from agent_synthesis.nests.analysis.pieces import pieces
 from agent_synthesis.nests.analysis.transposition import SECTOR_BYTES, across_bytes
 from agent_synthesis.nests.ir import Nest
 from agent_synthesis.nests.product import elements_and_rows, multiplies_matrices
+from agent_synthesis.plans import chunking
 from agent_synthesis.plans.partition import Group
 from agent_synthesis.plans.plan import Plan, schedule_named, schedules_for
 from agent_synthesis.rewrite import with_replacement
@@ -125,6 +126,8 @@ def _joined(plan: Plan, name: str, producer: str, way: Way) -> Plan:
     made = _fused(plan, name, producer, [way])
     if _reduces_product(made, name) and not _reduces_product(plan, name):
         raise IllegalMove(f"{name} reduces the product of {producer}, which is a move of its own")
+    if chunking.holds_more(made, plan):
+        raise IllegalMove(f"{name} would keep what {producer} reads of other chunks")
     between = set(plan.outputs(plan.group(producer))) & set(plan.reads(plan.group(name)))
     apart = _across_bytes(plan, name) + _across_bytes(plan, producer)
     if _across_bytes(made, name) > apart + 2 * sum(byte_count(plan.index.spec(tensor)) for tensor in between):

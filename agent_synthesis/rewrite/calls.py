@@ -131,9 +131,13 @@ class Draft:
 
     def name_last(self, name: str) -> None:
         """Has the last call's result, which no other reads, be called so."""
-        last = self.nodes[-1]
-        self._made[name] = self._made.pop(last.name)
-        last.name = last.results[0].name = name
+        self.rename(Named(self.nodes[-1].name), name)
+
+    def rename(self, made: Named, name: str) -> None:
+        """Has the result of a call of that name, which no other reads, be called so."""
+        call = next(node for node in self.nodes if node.name == made.name)
+        self._made[name] = self._made.pop(call.name)
+        call.name = call.results[0].name = name
 
     def meta(self, name: str) -> torch.Tensor:
         """A tensor without data, as one of the graph or of this draft lies."""
