@@ -417,11 +417,11 @@ class _Chunk:
         if operation(node) != "mm":
             kwargs = {**kwargs, "dtype": torch.float32} if is_narrow else kwargs
             made = draft.call(name, target, *args, **kwargs)
-            return made if before is None else draft.call(draft.free(f"{name}_sum"), "aten.add.Tensor", before, made)
+            return made if before is None else draft.into(draft.free(f"{name}_sum"), "aten.add_.Tensor", before, made)
         if is_narrow and self._loops._on_gpu:
             if before is None:
                 return draft.call(name, "aten.mm.dtype", *args, torch.float32)
-            return draft.call(name, "aten.addmm.dtype", before, *args, torch.float32)
+            return draft.into(name, "aten.addmm.dtype_out", before, *args, torch.float32, out=before)
         if is_narrow:
             args = [
                 draft.call(draft.free(f"{name}_wide"), "aten._to_copy.default", each, dtype=torch.float32)
@@ -430,7 +430,7 @@ class _Chunk:
         return (
             draft.call(name, "aten.mm.default", *args)
             if before is None
-            else draft.call(name, "aten.addmm.default", before, *args)
+            else draft.into(name, "aten.addmm_.default", before, *args)
         )
 
     def _rows(self, tensor: str, dim: int, lead: int) -> Named:

@@ -109,6 +109,13 @@ class Draft:
         self.nodes.append(call)
         return [Named(of) for of in results]
 
+    def into(self, name: str, target: str, of: Named, *args: Any, **kwargs: Any) -> Named:
+        """Adds a call that writes its result over `of`, which is its first argument and may be its `out` too."""
+        result = self.call(name, target, of, *args, **kwargs)
+        self.nodes[-1].results[0].alias_of = of.name
+        self.nodes[-1].mutates.append(of.name)
+        return result
+
     def take(self, node: graph_pb2.Node) -> None:
         """Adds a call of one result as it is, with the layout that it has. Raises what ATen raises on bad arguments."""
         result = aten.call(node.target, node.args, node.kwargs, self.meta, torch.device("meta"))[0]
