@@ -22,8 +22,10 @@ from warpsmith.v1 import analysis_pb2, task_pb2
 
 CHOICE = "chunks"
 """Choice of such a rewrite, and the name of its argument."""
-COUNTS = (2, 4, 8, 16, 32)
+COUNTS = (4, 8, 16)
 """How many are offered."""
+_MOST_LEFT = 0.8
+"""Of what a plan holds, where chunks are offered."""
 _LEAST_ROWS = 128
 """Of a chunk that is offered: a product of fewer does not fill a GPU."""
 _LEAST_BYTES = 64 << 20
@@ -52,23 +54,32 @@ def chunked(plan: Plan, move: analysis_pb2.Move) -> Plan:
 
 
 def candidates(plan: Plan) -> Iterator[tuple[analysis_pb2.Move, str]]:
-    """Moves worth trying, with their effect in words: of products whose result is large."""
+    """Moves worth trying, with their effect in words: of the first product whose result is as large as anything made.
+
+    To find out costs a graph each, so that networks of many products are not asked about all.
+    """
     if any(group.engine != "library" for group in plan.groups):
         return
+    largest = max((_bytes(plan, group) for group in plan.groups), default=0)
     for group in plan.groups:
-        node = plan.index.nodes[group.name]
-        if operation(node) not in chunks.PRODUCTS or byte_count(node.results[0].spec) < _LEAST_BYTES:
+        what = operation(plan.index.nodes[group.name])
+        if what not in chunks.PRODUCTS or _bytes(plan, group) < max(largest, _LEAST_BYTES):
             continue
-        rows = chunks.rows_of(plan.index, group.name)
-        for count in COUNTS:
-            if rows < count * _LEAST_ROWS:
-                break
+        rows, held = chunks.rows_of(plan.index, group.name), held_bytes(plan)
+        for count in (count for count in COUNTS if rows >= count * _LEAST_ROWS):
             move = analysis_pb2.Move(
                 kind=analysis_pb2.MOVE_KIND_REWRITE, group=group.name, choice=CHOICE, arguments={CHOICE: count}
             )
-            held = [held_bytes(each) / 1e6 for each in (plan, chunked(plan, move))]
-            effect = f"makes {operation(node)} and what uses it up in {count} chunks of its rows after each other, and "
-            yield move, f"{effect}holds {held[1]:,.0f} MB between calls instead of {held[0]:,.0f}"
+            left = held_bytes(chunked(plan, move))
+            if left <= _MOST_LEFT * held:
+                effect = f"makes {what} and what uses it up in {count} chunks of its rows after each other, and holds "
+                yield move, f"{effect}{left / 1e6:,.0f} MB between calls instead of {held / 1e6:,.0f}"
+        return
+
+
+def _bytes(plan: Plan, group: Group) -> int:
+    """Of the largest tensor that a group makes."""
+    return max((byte_count(plan.index.spec(tensor)) for tensor in plan.outputs(group)), default=0)
 
 
 def held_bytes(plan: Plan) -> int:

@@ -312,7 +312,8 @@ def test_words_that_come_again_and_a_loss_in_chunks_train_as_the_module_does(fol
     rewrite = analysis_pb2.Move(
         kind=analysis_pb2.MOVE_KIND_REWRITE, group="mm", choice="chunks", arguments={"chunks": chunks}
     )
-    run = host_time.a_step(folder / f"language{chunks}.py", "cpu", before=[rewrite] if chunks else [])
+    whole = analysis_pb2.Move(kind=analysis_pb2.MOVE_KIND_AUTHOR, group="*")
+    run = host_time.a_step(folder / f"language{chunks}.py", "cpu", moves=[*([rewrite] if chunks else []), whole])
     made = export_training.text(run)
     (folder / f"fast_{chunks}.py").write_text(made.text)
     original = imported(folder / f"language{chunks}.py").Model(90, 16)
