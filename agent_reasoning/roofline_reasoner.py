@@ -149,8 +149,9 @@ def _rewrites(analysis: analysis_pb2.Analysis, predicted: Predictor) -> Iterator
 
 
 def _all_rewrites(analysis: analysis_pb2.Analysis) -> list[analysis_pb2.LegalMove]:
-    """The first rewrite that each group offers."""
-    legal = [item for item in analysis.legal_moves if item.move.kind == analysis_pb2.MOVE_KIND_REWRITE]
+    """The first rewrite by algebra that each group offers; chunks of rows are no algebra, and spare memory alone."""
+    rewrites = (item for item in analysis.legal_moves if item.move.kind == analysis_pb2.MOVE_KIND_REWRITE)
+    legal = [item for item in rewrites if not item.move.arguments]
     first = {item.move.group: item for item in reversed(legal)}
     return [item for item in legal if first[item.move.group] is item]
 

@@ -25,6 +25,7 @@ from agent_synthesis.nests.ir import (
     Reduced,
     Reduction,
     Scan,
+    Segmented,
     Store,
     Summed,
     Type,
@@ -120,6 +121,23 @@ def rows_of(name: str, rows: int, columns: int, reductions: tuple[Reduction, ...
     return verify(
         Nest(name, (Axis("i", rows),), (Axis("j", columns),), reductions, (Store("y", place, value),), buffers)
     )
+
+
+def bags(rows: int, parts: int, columns: int, storage: Type = F32) -> Nest:
+    """Sums of parts of a list of rows, each a row of a table."""
+    kind, place = storage.compute, Load("order", at(k=1), Type.I64)
+    offset = call("mul", place, Literal(columns, Type.I64), type_=Type.I64)
+    offset = call("add", AxisValue(at(m=1)), offset, type_=Type.I64)
+    x = call("gather", Memory("x", kind), offset, type_=kind)
+    ends = [Load("ends", at(i=1).shifted(n), Type.I64) for n in (0, 1)]
+    total = Segmented("total", "sum", call("segment", x, *ends, type_=kind), kind)
+    buffers = (
+        BufferRef("x", storage, rows * columns), BufferRef("order", Type.I64, rows),
+        BufferRef("ends", Type.I64, parts + 1), BufferRef("y", storage, parts * columns, True),
+    )  # fmt: skip
+    axes = (Axis("i", parts), Axis("m", columns))
+    stores = (Store("y", at(i=columns, m=1), Reduced("total", kind)),)
+    return verify(Nest("bags", axes, (Axis("k", rows),), (total,), stores, buffers))
 
 
 def softmax(rows: int, columns: int, storage: Type = F32) -> Nest:

@@ -32,6 +32,7 @@ from agent_synthesis.emit.cuda.rows.row_reduction import CudaRowReduction
 from agent_synthesis.emit.cuda.rows.rows_and_columns import CudaRowsAndColumns
 from agent_synthesis.emit.cuda.scans.scan import CudaScan
 from agent_synthesis.emit.cuda.schedule import CudaSchedule
+from agent_synthesis.emit.cuda.segments.segments import CudaSegments
 from agent_synthesis.emit.cuda.transposes.transpose import CudaTranspose
 from agent_synthesis.emit.cuda.windows.convolution import CudaConvolution
 from agent_synthesis.emit.cuda.windows.window import CudaWindow
@@ -72,7 +73,7 @@ def _cuda(card: Hardware) -> tuple[Offered, ...]:
     return (
         Offered(CudaPieces(card, schedules_of_pieces(card))), *_pointwise(card), Offered(CudaScan(card)),
         Offered(CudaWindow(card)), Offered(CudaConvolution(card)), Offered(CudaConvolutionProduct(card)),
-        *_reductions(card), Offered(CudaRowsAndColumns(card)),
+        *_reductions(card), Offered(CudaRowsAndColumns(card)), Offered(CudaSegments(card)),
         Offered(CudaStreamedProduct(card)), Offered(CudaConvertedProduct(card)), Offered(CudaProduct(card)),
         Offered(CudaSmallProduct(card)), Offered(CudaReducedProduct(card)), Offered(CudaNormalizedProduct(card)),
         Offered(CudaAttention(card)), Offered(CudaRecurrent(card)),
@@ -90,6 +91,10 @@ RECURRENT = frozenset({"cuda_recurrent"})
 """Schedules of recurrent networks, which have no loops for others to read."""
 SUMS_OVER_ROWS = frozenset({"cuda_rows_and_columns"})
 """Schedules of nests that sum over their rows besides, which others would store as if they did not."""
+
+
+SEGMENTS = frozenset({"cuda_segments", "cpu_column_reduction"})
+"""Schedules of reductions over parts of rows, which others would make over the whole."""
 
 
 @functools.cache
@@ -122,10 +127,13 @@ def _chosen() -> tuple[Callable[[Hardware], Schedule[Settings]], ...]:
 
 def asked_about(nest: Nest, target: task_pb2.Target.ValueType, hardware: Hardware = H200) -> list[Offered]:
     """The schedules of a target that are asked about a nest: those of recurrent networks, of what multiplies matrices,
-    of what sums over its rows, or of what does none of this; one of a plugin is asked about products and the last."""
+    of what reduces parts of rows or sums over its rows, or of what does none of this; one of a plugin is asked about
+    products and the last."""
     offered = schedules(target, hardware)
     if isinstance(nest, Recurrence):
         return [each for each in offered if each.name in RECURRENT]
+    if nest.segments:
+        return [each for each in offered if each.name in SEGMENTS]
     if nest.summed:
         return [each for each in offered if each.name in SUMS_OVER_ROWS]
     named = PRODUCTS | RECURRENT | SUMS_OVER_ROWS

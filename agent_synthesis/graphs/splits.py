@@ -12,6 +12,7 @@ import math
 
 import torch
 
+from agent_synthesis.graphs import row_sums
 from agent_synthesis.graphs.graph_index import GraphIndex
 from agent_synthesis.rewrite.calls import Draft, Named, Replacement, arguments, operation, shape
 from warpsmith.graphs import dtypes
@@ -39,6 +40,8 @@ def wording(index: GraphIndex, node: str) -> str:
         return "scores first, then their softmax and what it weighs"
     if operation(index.nodes[node]) == "convolution_backward":
         return "the data's gradient as a convolution, the weights' by PyTorch"
+    if row_sums.is_one(index, node):
+        return row_sums.WORDING
     return "by the simpler calls that it is made of"
 
 
@@ -49,6 +52,8 @@ def taken_apart(index: GraphIndex, node: str) -> Replacement | None:
         return _attention(index, node)
     if operation(call) == "convolution_backward":
         return _convolution_backward(index, call)
+    if row_sums.is_one(index, node):
+        return row_sums.taken_apart(index, node)
     if operation(call) not in _LOSSES:
         return None
     given = arguments(call)

@@ -53,7 +53,7 @@ template <class... All> struct Results {
   template <int kLanes, int kThreads> WS_INLINE void collect(const Box<kThreads>&) {}
   template <int kApart, int kThreads> WS_INLINE void collect_some(const Box<kThreads>&) {}
   template <class... Others> WS_INLINE void store_to(int64, Others*...) const {}
-  template <int kDepth, int kCtas, class... Others> WS_INLINE void join_from(int, int64, int64, Others*...) {}
+  template <int kDepth, class... Others> WS_INLINE void join_from(int, int, int64, int64, Others*...) {}
 };
 template <class Op, class T, int N, class... Rest> struct Results<Lanes<Op, T, N>, Rest...> {
   static constexpr int kCount = 1 + sizeof...(Rest);
@@ -122,13 +122,14 @@ template <class Op, class T, int N, class... Rest> struct Results<Lanes<Op, T, N
     store(space + place, first.pack());
     rest.store_to(place, spaces...);
   }
-  template <int kDepth, int kCtas, class... Spaces>
-  WS_INLINE void join_from(int depth, int64 points, int64 point, const T* space, const Spaces*... spaces) {
+  // Those from `begin` on, of which each kDepth-th is this thread's.
+  template <int kDepth, class... Spaces>
+  WS_INLINE void join_from(int begin, int end, int64 points, int64 point, const T* space, const Spaces*... spaces) {
     Lanes<Op, T, N> all;
 #pragma unroll 8
-    for (int cta = depth; cta < kCtas; cta += kDepth) all.join(load<N, kWritten>(space + (cta * points + point)));
+    for (int part = begin; part < end; part += kDepth) all.join(load<N, kWritten>(space + (part * points + point)));
     first = all;
-    rest.template join_from<kDepth, kCtas>(depth, points, point, spaces...);
+    rest.template join_from<kDepth>(begin, end, points, point, spaces...);
   }
   // The same with arrays of earlier visits before theirs.
   template <int kSkipped, class First, class... Spaces> WS_INLINE void store_after(int64 place, First* one, Spaces*... spaces) const {
@@ -137,7 +138,7 @@ template <class Op, class T, int N, class... Rest> struct Results<Lanes<Op, T, N
   }
   template <int kSkipped, class Tile, class First, class... Spaces>
   WS_INLINE void join_after(const Tile& at, First* one, Spaces*... spaces) {
-    if constexpr (kSkipped == 0) join_from<Tile::kDepth, Tile::kCtas>(at.depth, at.kPoints, at.point(), one, spaces...);
+    if constexpr (kSkipped == 0) join_from<Tile::kDepth>(at.depth, Tile::kCtas, at.kPoints, at.point(), one, spaces...);
     else join_after<kSkipped - 1>(at, spaces...);
   }
 };
@@ -268,7 +269,7 @@ WS_INLINE bool join_ctas(const ColumnTile<P>& at, Found& results, unsigned* arri
   }
   __syncthreads();
   if (!is_last) return false;
-  results.template join_from<ColumnTile<P>::kDepth, ColumnTile<P>::kCtas>(at.depth, at.kPoints, point, partials...);
+  results.template join_from<ColumnTile<P>::kDepth>(at.depth, ColumnTile<P>::kCtas, at.kPoints, point, partials...);
   join_threads<0>(at, results);
   return true;
 }

@@ -12,6 +12,7 @@
 //   fold(Number<s>, found, j, e)   takes the row's column j, which is column e of the tile, into sweep s's running results
 //   learn(Number<s>, found)        where those stay for what comes later
 //   prepare(Number<s>, j, e)       what is computed once a column, before sweep s or, after the last, the stores; may be missing
+//   first_row(), end_row()         of what a column reduces, where that is a part of the rows; what `locate` decides
 //   store_column(j, e)  what is stored once a column, if anything
 //   store(j, e)         what is stored of every row, if anything
 //   piece(Number<i>)    memory for pieces' totals of reduction i, if rows are split
@@ -193,7 +194,9 @@ template <class W> WS_INLINE void reduce_columns(const W& nest) {
     Threads::run(nest, [](W& own) WS_BODY {
       Threads::template share<Tiles>([&](const long* at, long) WS_BODY {
         locate(own, at);
-        Kernel::visit_tile(own, typename Kernel::Range(at[kTileAxis]));
+        typename Kernel::Range range(at[kTileAxis]);
+        if constexpr (requires { own.first_row(); }) range.first = own.first_row(), range.last = own.end_row();
+        Kernel::visit_tile(own, range);
       });
     });
   } else {

@@ -22,6 +22,7 @@ from agent_synthesis.lowering import (
     pointwise_handlers,
     reductions_handlers,
     scans_handlers,
+    segments_handlers,
     views_handlers,
     windows_handlers,
 )
@@ -43,6 +44,7 @@ _FAMILIES = (
     pointwise_handlers,
     reductions_handlers,
     scans_handlers,
+    segments_handlers,
     views_handlers,
     windows_handlers,
 )

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from agent_synthesis.nests.ir import AxisValue, Call, Expression, Index, Literal, Load, Memory, Quotient, Type
+from agent_synthesis.nests.iteration_space import recombined
 from agent_synthesis.nests.symbolic import (
     Indices,
     Ref,
@@ -54,7 +55,7 @@ def looked_up(
             axis = f"found{len(tracer.extents)}"
             tracer.extents[axis] = value.shape[dim]
             inner[dim], found[axis] = Index.axis(axis), position(index)
-        return _replaced(value.at(tuple(inner)), found)
+        return _replaced(value.at(tuple(inner)), found, tracer.extents)
 
     return Symbol(tuple(shape), value.type, at)
 
@@ -65,7 +66,7 @@ def within(position: Expression, extent: int) -> Expression:
     return op("min", op("max", wide, literal(0, Type.I64)), literal(extent - 1, Type.I64))
 
 
-def _replaced(root: Expression, found: Mapping[str, Expression]) -> Expression:
+def _replaced(root: Expression, found: Mapping[str, Expression], extents: Mapping[str, int]) -> Expression:
     """The expression with axes replaced by positions."""
     done: dict[int, tuple[Expression, Expression]] = {}
 
@@ -74,7 +75,8 @@ def _replaced(root: Expression, found: Mapping[str, Expression]) -> Expression:
             result: Any = node
             match node:
                 case Load(buffer, index, type_) if index.axes() & found.keys():
-                    result = Call("gather", (Memory(buffer, type_), _offset(index, found)), type_)
+                    place = _offset(recombined(_divided_twice(index, extents)), found)
+                    result = Call("gather", (Memory(buffer, type_), place), type_)
                 case AxisValue(index, _) if index.axes() & found.keys():
                     result = _offset(index, found)
                 case Call():
@@ -88,6 +90,21 @@ def _replaced(root: Expression, found: Mapping[str, Expression]) -> Expression:
         return done[id(node)][1]
 
     return visit(root)
+
+
+def _divided_twice(index: Index, extents: Mapping[str, int]) -> Index:
+    """The index with quotients of merged dimensions in two steps where the first is simple: of 8 i + j, j < 8, over 48
+    that is i / 6."""
+    made = Index(index.offset)
+    for atom, coefficient in index.terms:
+        part = Index(0, ((atom, 1),))
+        if isinstance(atom, Quotient):
+            for step in sorted({step for _, step in atom.value.terms if 1 < step < atom.divisor}):
+                inner = atom.value.divided(step, extents)
+                if atom.divisor % step == 0 and all(isinstance(each, str) for each, _ in inner.terms):
+                    part = inner.divided(atom.divisor // step, extents)
+        made = made + part.scaled(coefficient)
+    return made
 
 
 def _offset(index: Index, found: Mapping[str, Expression]) -> Expression:

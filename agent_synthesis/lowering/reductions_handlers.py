@@ -419,7 +419,7 @@ def _addmm(
     bias: torch.Tensor,
     left: torch.Tensor,
     right: torch.Tensor,
-    *,
+    *_: Any,
     beta: float = 1,
     alpha: float = 1,
 ) -> Symbol:

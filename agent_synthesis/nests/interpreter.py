@@ -30,6 +30,7 @@ from agent_synthesis.nests.ir import (
     Reduced,
     Reduction,
     Scan,
+    Segmented,
     Store,
     Summed,
     Windowed,
@@ -74,7 +75,10 @@ class _Run:
             if isinstance(reduction, Multiplied):
                 self._reduced[reduction.name] = self._multiplied(reduction)
                 continue
-            value = self._value(reduction.value).to(TORCH[reduction.type]).expand(self._shape)
+            element = reduction.parts[0] if isinstance(reduction, Segmented) else reduction.value
+            value = self._value(element).to(TORCH[reduction.type]).expand(self._shape)
+            if isinstance(reduction, Segmented):
+                value = value.where(self._between(*reduction.parts[1:]), _neutral(reduction.operation, value.dtype))
             if isinstance(reduction, Windowed):
                 value = value.where(self._inside(reduction.positions), _neutral(reduction.operation, value.dtype))
             self._reduced[reduction.name] = (
@@ -135,6 +139,10 @@ class _Run:
             where = self._index(position.index)
             inside = inside & (where >= 0) & (where < position.extent)
         return inside
+
+    def _between(self, begin: Expression, end: Expression) -> torch.Tensor:
+        place = torch.arange(self._nest.column_count).reshape([1] * self._rank + self._shape[self._rank :])
+        return (place >= self._value(begin)) & (place < self._value(end))
 
     def _index(self, index: Index) -> torch.Tensor:
         total = torch.full([1] * len(self._shape), index.offset, dtype=torch.int64)

@@ -323,6 +323,19 @@ class Windowed(Reduction):
 
 
 @dataclass(frozen=True)
+class Segmented(Reduction):
+    """A reduction over a part of each row: `value` is `segment(x, begin, end)`, of elements and of two positions, of
+    type I64 and inside the row, that data says. Elements count in row-major order; others are skipped."""
+
+    @property
+    def parts(self) -> tuple[Expression, Expression, Expression]:
+        """The value of an element, the first position and the one after the last."""
+        assert isinstance(self.value, Call)
+        element, begin, end = self.value.arguments
+        return element, begin, end
+
+
+@dataclass(frozen=True)
 class Store:
     """Writes `value` (converted to the buffer's type) at `index`.
 
@@ -409,6 +422,11 @@ class Nest:
     def windows(self) -> tuple[Windowed, ...]:
         """The reductions over sliding windows."""
         return tuple(reduction for reduction in self.reductions if isinstance(reduction, Windowed))
+
+    @property
+    def segments(self) -> tuple[Segmented, ...]:
+        """The reductions over parts of rows."""
+        return tuple(reduction for reduction in self.reductions if isinstance(reduction, Segmented))
 
     @property
     def summed(self) -> tuple[Summed, ...]:

@@ -30,6 +30,7 @@ from agent_synthesis.nests.ir import (
     Reduced,
     Reduction,
     Scan,
+    Segmented,
     Store,
     Summed,
     Type,
@@ -38,6 +39,7 @@ from agent_synthesis.nests.ir import (
 from agent_synthesis.nests.iteration_space import indices, merged, ordered, splits_of
 from agent_synthesis.nests.product import multiplied
 from agent_synthesis.nests.symbolic import (
+    Between,
     Fold,
     Indices,
     Ref,
@@ -337,6 +339,9 @@ class _Attempt:
         if isinstance(ref.fold, Sliding):
             positions = ref.fold.positions(ref.indices, folded)
             return Windowed("", ref.fold.operation, value, ref.fold.type, positions, ref.fold.is_weighted)
+        if isinstance(ref.fold, Between):
+            ends = (self._resolved(place(ref.indices)) for place in (ref.fold.begin, ref.fold.end))
+            return Segmented("", ref.fold.operation, Call("segment", (value, *ends), ref.fold.type), ref.fold.type)
         if isinstance(ref.fold, Attending):
             f = ref.fold
             return Attended("", "attend", value, f.type, f.depth, f.query_stride, f.key_stride, f.scale)

@@ -137,10 +137,10 @@ def canonical(nest: Nest) -> Nest:
     flat = Axis(simple.reduced[-1].name, simple.column_count)
     singles, extents = _split(simple.reduced, flat)
     extents.update({axis.name: axis.extent for axis in simple.parallel})
-    return reindexed(simple, lambda index: _recombined(index.substituted(singles, extents)), simple.parallel, [flat])
+    return reindexed(simple, lambda index: recombined(index.substituted(singles, extents)), simple.parallel, [flat])
 
 
-def _recombined(index: Index) -> Index:
+def recombined(index: Index) -> Index:
     """The index with quotients and remainders put together where they form the number that they were split from.
 
     `d (v / d) + v % d` is v, and `a ((v / a) % b) + v % a` is v % (a b): a tensor whose merged axes lie together is
@@ -156,10 +156,10 @@ def _recombined(index: Index) -> Index:
                 continue
             rest = Index(index.offset, tuple((a, c) for a, c in terms.items() if a not in (atom, outer)))
             if outer == Quotient(value, divisor):
-                return _recombined(rest + value.scaled(coefficient))
+                return recombined(rest + value.scaled(coefficient))
             if isinstance(outer, Remainder) and outer.value == Index(0, ((Quotient(value, divisor), 1),)):
                 whole = Remainder(value, divisor * outer.divisor)
-                return _recombined(rest + Index(0, ((whole, coefficient),)))
+                return recombined(rest + Index(0, ((whole, coefficient),)))
     return index
 
 

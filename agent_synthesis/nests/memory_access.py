@@ -3,11 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Literal as OneOf
 
 from agent_synthesis.nests import iteration_space
 from agent_synthesis.nests.interner import Interner
-from agent_synthesis.nests.ir import Axis, Expression, Index, Load, Nest, Quotient, Remainder, remembered
+from agent_synthesis.nests.ir import (
+    Axis,
+    AxisValue,
+    Call,
+    Expression,
+    Index,
+    Literal,
+    Load,
+    Memory,
+    Nest,
+    Quotient,
+    Remainder,
+    remembered,
+)
 
 UNALIGNED_ROW = 4096
 """Elements from which on a row that begins anywhere is read in vectors unasked, behind a ragged head and tail."""
@@ -51,6 +65,52 @@ def access(index: Index, axis: str, width: int) -> Access:
     if step == 0:
         return "same"
     return "vector" if step == 1 and _aligned(index, axis, width) and width > 1 else "each"
+
+
+@dataclass(frozen=True)
+class Lookup:
+    """A gather: its buffer, and its offset as an index plus a multiple of each of some positions from data."""
+
+    call: Call
+    buffer: str
+    index: Index
+    positions: tuple[tuple[Expression, int], ...]
+
+
+def lookups_below(roots: Iterable[Expression]) -> list[Lookup]:
+    """Every distinct gather at or below the roots, in the order of first use."""
+    return lookups_among(Interner().parts(roots).values())
+
+
+def lookups_among(parts: Iterable[Expression]) -> list[Lookup]:
+    """Those of some expressions that are gathers."""
+    found = list[Lookup]()
+    for part in parts:
+        match part:
+            case Call("gather", (Memory(buffer), offset)):
+                index, positions = _summands(offset)
+                found.append(Lookup(part, buffer, index, tuple(positions)))
+    return found
+
+
+def _summands(offset: Expression) -> tuple[Index, list[tuple[Expression, int]]]:
+    match offset:
+        case AxisValue(index):
+            return index, []
+        case Call("add", (left, right)):
+            (first, some), (second, others) = _summands(left), _summands(right)
+            return first + second, [*some, *others]
+        case Call("mul", (value, Literal(step))):
+            return Index(), [(value, int(step))]
+    return Index(), [(offset, 1)]
+
+
+def lookup_access(lookup: Lookup, axis: str, width: int) -> Access:
+    """How the elements of a vector (aligned, along the axis) lie to each other, wherever the data says that it is."""
+    if any(axis in Interner().needs(value) for value, _ in lookup.positions):
+        return "each"
+    how = access(lookup.index, axis, width)
+    return "each" if how == "vector" and any(step % width for _, step in lookup.positions) else how
 
 
 def run(nest: Nest) -> int:

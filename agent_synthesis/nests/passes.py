@@ -191,7 +191,11 @@ def axis_across(nest: Nest, shortest: int) -> Axis | None:
 
 def is_reduction(nest: Nest) -> bool:
     """Whether it reduces over whole axes, and reads what it overwrites only in place."""
-    return bool(nest.reductions) and not (nest.windows or nest.scans) and iteration_space.is_safe_in_place(nest)
+    return (
+        bool(nest.reductions)
+        and not (nest.windows or nest.scans or nest.segments)
+        and iteration_space.is_safe_in_place(nest)
+    )
 
 
 def is_visited_once(nest: Nest) -> bool:

@@ -116,6 +116,14 @@ class Sliding(Fold):
     """Whether `body` gives products of what is seen and of a weight."""
 
 
+@dataclass(frozen=True, eq=False)
+class Between(Fold):
+    """A fold of the elements from one position to another, which the kept indices decide."""
+
+    begin: Callable[[Indices], Expression]
+    end: Callable[[Indices], Expression]
+
+
 @dataclass(frozen=True)
 class Ref:
     """The value of a fold at some kept indices: a leaf of expressions that `iteration` resolves to

@@ -22,6 +22,7 @@ from agent_synthesis.nests.ir import (
     Reduced,
     Reduction,
     Scan,
+    Segmented,
     Summed,
     Type,
     Windowed,
@@ -71,13 +72,24 @@ def verify(nest: Nest) -> Nest:
 
 
 def _values(nest: Nest, reduction: Reduction) -> tuple[Expression, ...]:
-    """What a reduction is of: one value, or a value and its position."""
+    """What a reduction is of: one value, a value and its position, or a value and two positions."""
+    if isinstance(reduction, Segmented):
+        match reduction.value:
+            case Call("segment", (value, begin, end)) if value.type is reduction.type:
+                moving = {axis.name for axis in nest.reduced} & (_axes(begin) | _axes(end))
+                _require(not moving, nest, f"{reduction.name} is of parts that differ by element")
+                return value, begin, end
+        raise MalformedNest(f"{nest.name}: {reduction.name} is of a value without two positions")
     if reduction.operation not in ARG_REDUCTIONS:
         return (reduction.value,)
     match reduction.value:
         case Call("at", (value, position)) if value.type is reduction.type and not position.type.is_float:
             return value, position
     raise MalformedNest(f"{nest.name}: {reduction.name} is of a value without a position")
+
+
+def _axes(root: Expression) -> set[str]:
+    return {axis for part in walk(root) if isinstance(part, Load | AxisValue) for axis in part.index.axes()}
 
 
 def _verify_expression(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from agent_synthesis.lowering.groups import form_key
-from agent_synthesis.plans import cost, moves
+from agent_synthesis.plans import chunking, cost, moves
 from agent_synthesis.plans.partition import Group
 from agent_synthesis.plans.plan import Plan
 from warpsmith import digest
@@ -57,6 +57,8 @@ def _features(plan: Plan) -> list[str]:
     features += [f"rewrite:{rule}" for rule in plan.rewrites]
     features += ["launch:cuda_graph"] if plan.cuda_graph else []
     features += [f"layout:{move.choice}" for move in plan.moves if move.kind == analysis_pb2.MOVE_KIND_LAYOUT]
+    chunked = [move for move in plan.moves if move.choice == chunking.CHOICE]
+    features += [f"chunks:{move.group}:{move.arguments[chunking.CHOICE]}" for move in chunked]
     for group in plan.groups:
         if group.engine != "library":
             features.append(f"{group.name}:{group.schedule}")

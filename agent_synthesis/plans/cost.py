@@ -15,7 +15,7 @@ from agent_synthesis.graphs.graph_index import GraphIndex, byte_count
 from agent_synthesis.lowering.groups import lower
 from agent_synthesis.nests.analysis.convolution import convolves
 from agent_synthesis.nests.attention import attention_of
-from agent_synthesis.nests.ir import Call, Expression, Index, Load, Memory, Nest
+from agent_synthesis.nests.ir import AxisValue, Call, Expression, Index, Load, Memory, Nest
 from agent_synthesis.nests.product import elements_and_rows, matrix_product
 from agent_synthesis.nests.recurrence import Recurrence
 from agent_synthesis.plans.partition import Group
@@ -164,6 +164,8 @@ def of_nest(nest: Nest) -> analysis_pb2.Cost:
         buffer = nest.buffer(store.buffer)
         write += min(buffer.element_count, _reach(nest, [store.index])) * buffer.type.size_bytes
     points = nest.row_count * nest.column_count
+    if nest.segments:  # together, the parts of rows are one row
+        points = nest.column_count * _columns_of_segments(nest)
     if (parts := elements_and_rows(nest)) is not None:
         product_flops = 2 * points * parts[0].column_count
         cost = of_nest(parts[1])
@@ -193,6 +195,13 @@ def of_nest(nest: Nest) -> analysis_pb2.Cost:
         launch_count=1,
         parallel_count=nest.row_count,
     )
+
+
+def _columns_of_segments(nest: Nest) -> int:
+    """Points of the axes along which segments begin and end at the same places."""
+    ends = [part for segment in nest.segments for part in segment.parts[1:]]
+    along = {axis for part in _distinct(ends) if isinstance(part, Load | AxisValue) for axis in part.index.axes()}
+    return math.prod(axis.extent for axis in nest.parallel if axis.name not in along)
 
 
 def minimum(plan: Plan) -> analysis_pb2.Cost:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Literal
 
 from agent_synthesis.emit.registry import PIECES
-from agent_synthesis.graphs import biases, decompositions, splits
+from agent_synthesis.graphs import biases, decompositions, row_sums, splits
 from agent_synthesis.graphs.graph_index import byte_count
 from agent_synthesis.lowering.groups import Refusal, lower
 from agent_synthesis.nests import iteration_space, passes
@@ -22,6 +22,7 @@ from agent_synthesis.nests.analysis.pieces import pieces
 from agent_synthesis.nests.analysis.transposition import SECTOR_BYTES, across_bytes
 from agent_synthesis.nests.ir import Nest
 from agent_synthesis.nests.product import elements_and_rows, multiplies_matrices
+from agent_synthesis.plans import chunking
 from agent_synthesis.plans.partition import Group
 from agent_synthesis.plans.plan import Plan, schedule_named, schedules_for
 from agent_synthesis.rewrite import with_replacement
@@ -29,6 +30,7 @@ from agent_synthesis.rewrite.calls import Replacement
 from agent_synthesis.schedule import Offered
 from agent_synthesis.settings import Settings
 from warpsmith.errors import IllegalMove
+from warpsmith.graphs import aten
 from warpsmith.v1 import task_pb2
 
 _MOST_IN_VAIN = 8
@@ -72,6 +74,11 @@ def is_nest(plan: Plan, group: Group) -> bool:
     return isinstance(nest, Nest) and (not nest.summed or bool(schedules_for(plan.target, nest, plan.hardware)))
 
 
+def stays(plan: Plan, part: str) -> bool:
+    """Whether a part of a call that is taken apart is PyTorch's to make."""
+    return aten.operation(plan.index.nodes[part].target) in row_sums.STAY
+
+
 def bias_apart(plan: Plan, group: Group) -> Replacement | None:
     """A library call's bias as an addition after it; None where the library adds it on its way."""
     is_library_on_gpu = plan.target == task_pb2.TARGET_CUDA and group.engine == "library"
@@ -87,12 +94,12 @@ def _authored_in_parts(plan: Plan, made: Replacement) -> Plan:
     result = with_replacement(plan, made)
     names = [node.name for node in made.added]
     for name in reversed(names):
-        if all(group.name != name for group in result.groups):
+        if all(group.name != name for group in result.groups) or result.is_kept(result.group(name)):
             continue
         try:
             result = authored(result, name)
         except IllegalMove:
-            if result.index.nodes[name].target != whole:
+            if result.index.nodes[name].target != whole and not stays(result, name):
                 raise
             continue
         for producer in reversed(names):
@@ -119,6 +126,8 @@ def _joined(plan: Plan, name: str, producer: str, way: Way) -> Plan:
     made = _fused(plan, name, producer, [way])
     if _reduces_product(made, name) and not _reduces_product(plan, name):
         raise IllegalMove(f"{name} reduces the product of {producer}, which is a move of its own")
+    if chunking.holds_more(made, plan):
+        raise IllegalMove(f"{name} would keep what {producer} reads of other chunks")
     between = set(plan.outputs(plan.group(producer))) & set(plan.reads(plan.group(name)))
     apart = _across_bytes(plan, name) + _across_bytes(plan, producer)
     if _across_bytes(made, name) > apart + 2 * sum(byte_count(plan.index.spec(tensor)) for tensor in between):

@@ -10,6 +10,8 @@
                                        kernel of ours
     library(group)                     the group's calls go back to the library
     rewrite(group, choice=rule)        algebra, see `rewrite`
+    rewrite(group, choice=chunks)      a product and what uses it up in {"chunks": 8} chunks of its rows, see
+                                       `chunking`; before any kernel of ours
     set(group, choice="reduce=split")  settings of the schedule change; integers such as {"threads": 1} as arguments
     write(group, choice=digest, text)  the group's kernel is the text's, see `free_form`; a model may have written it
     launch("*", "cuda_graph")          a call launches all steps at once, as a CUDA graph
@@ -30,7 +32,7 @@ from agent_synthesis.free_form import compose
 from agent_synthesis.graphs import biases, splits
 from agent_synthesis.lowering.groups import Refusal
 from agent_synthesis.nests.ir import Nest
-from agent_synthesis.plans import alike, cost, fusion, launching, layout, whole
+from agent_synthesis.plans import alike, chunking, cost, fusion, launching, layout, whole
 from agent_synthesis.plans.partition import Group, touched
 from agent_synthesis.plans.plan import Plan, schedules_for
 from warpsmith.contract import words
@@ -77,7 +79,8 @@ def _applied(plan: Plan, move: Move) -> Plan:
         case analysis_pb2.MOVE_KIND_LIBRARY:
             return fusion.as_library(plan, move.group)
         case analysis_pb2.MOVE_KIND_REWRITE:
-            return rewrite.rewritten(plan, move.group, move.choice)
+            is_chunks = move.choice == chunking.CHOICE
+            return chunking.chunked(plan, move) if is_chunks else rewrite.rewritten(plan, move.group, move.choice)
         case analysis_pb2.MOVE_KIND_SET:
             return _set(plan, move)
         case analysis_pb2.MOVE_KIND_WRITE:
@@ -137,6 +140,7 @@ def _candidates(plan: Plan) -> Iterator[tuple[Move, str]]:
     if all(group.engine == "library" for group in plan.groups):
         move = Move(kind=analysis_pb2.MOVE_KIND_LAYOUT, group=layout.EVERY_GROUP, choice=layout.CHANNELS_LAST)
         yield move, layout.EFFECT
+    yield from chunking.candidates(plan)
     classes = alike.classes(plan)
     for group in plan.groups:
         what, same = _words(plan, group), classes[group.name]

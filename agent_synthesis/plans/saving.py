@@ -93,7 +93,7 @@ def _with_kernels_for(plan: Plan) -> Plan:
             continue
         apart = with_replacement(plan, made)
         names = [node.name for node in made.added if node.name in apart.partition.by_name]
-        if all(isinstance(apart.nest(apart.group(name)), Nest) for name in names):
+        if all(isinstance(apart.nest(apart.group(name)), Nest) or fusion.stays(apart, name) for name in names):
             plan = apart
     return plan
 

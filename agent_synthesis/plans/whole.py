@@ -14,7 +14,7 @@ from agent_synthesis.graphs import in_place
 from agent_synthesis.nests.analysis.convolution import convolves
 from agent_synthesis.nests.ir import Nest
 from agent_synthesis.nests.product import multiplies_matrices
-from agent_synthesis.plans import cost, fusion, saving
+from agent_synthesis.plans import chunking, cost, fusion, saving
 from agent_synthesis.plans.partition import Group, touched
 from agent_synthesis.plans.plan import Plan, schedules_for
 from agent_synthesis.rewrite import with_replacement
@@ -25,7 +25,7 @@ EVERY_GROUP = "*"
 """Group of an author move that makes a whole plan."""
 LEAST_KERNELS = 3
 """That a whole plan adds where nothing convolves: fewer are a chain of moves, which a reasoner proposes."""
-_LOOKUPS = frozenset({"gather", "index", "index_select", "take"})
+_LOOKUPS = frozenset({"gather", "index", "index_select", "nll_loss_forward", "take"})
 _MOST_ROUNDS = 3
 _MOST_SIBLINGS = 4
 MOST_POINTS = 64
@@ -164,7 +164,7 @@ def _moves_less(made: Plan, plan: Plan) -> bool:
     again = {node for group in theirs for node in group.recomputed} - before
     if not all(saving.is_elementwise(plan.index, node) for node in again):
         return False
-    return _moved_bytes(made, theirs) < _moved_bytes(plan, own)
+    return _moved_bytes(made, theirs) < _moved_bytes(plan, own) and not chunking.holds_more(made, plan)
 
 
 def _with_copies_apart(plan: Plan, may_join: Callable[[Plan, Group], bool]) -> Plan:

@@ -5,7 +5,7 @@ Rules speak in these words; nothing here knows an identity of algebra.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -95,14 +95,26 @@ class Draft:
 
     def call(self, name: str, target: str, *args: Any, **kwargs: Any) -> Named:
         """Adds a call with one result of the same name. Raises BadInput, or what ATen raises on bad arguments."""
+        return self.calls(name, [name], target, *args, **kwargs)[0]
+
+    def calls(self, name: str, results: Sequence[str], target: str, *args: Any, **kwargs: Any) -> list[Named]:
+        """Adds a call with several results, of which some have names: "" for one that nobody reads. Raises likewise."""
         encoded = [aten.encode(value, _name_of) for value in args]
         named = [tensor_pb2.NamedValue(name=key, value=aten.encode(value, _name_of)) for key, value in kwargs.items()]
-        result = aten.call(target, encoded, named, self.meta, torch.device("meta"))[0]
-        assert result is not None
-        self._made[name] = result
-        made = graph_pb2.NodeResult(name=name, spec=dtypes.spec_of(result))
-        self.nodes.append(graph_pb2.Node(name=name, target=target, args=encoded, kwargs=named, results=[made]))
-        return Named(name)
+        call = graph_pb2.Node(name=name, target=target, args=encoded, kwargs=named)
+        for of, result in zip(results, aten.call(target, encoded, named, self.meta, torch.device("meta")), strict=True):
+            assert result is not None
+            call.results.add(name=of, spec=dtypes.spec_of(result) if of else None)
+            self._made |= {of: result} if of else {}
+        self.nodes.append(call)
+        return [Named(of) for of in results]
+
+    def into(self, name: str, target: str, of: Named, *args: Any, **kwargs: Any) -> Named:
+        """Adds a call that writes its result over `of`, which is its first argument and may be its `out` too."""
+        result = self.call(name, target, of, *args, **kwargs)
+        self.nodes[-1].results[0].alias_of = of.name
+        self.nodes[-1].mutates.append(of.name)
+        return result
 
     def take(self, node: graph_pb2.Node) -> None:
         """Adds a call of one result as it is, with the layout that it has. Raises what ATen raises on bad arguments."""
@@ -126,9 +138,13 @@ class Draft:
 
     def name_last(self, name: str) -> None:
         """Has the last call's result, which no other reads, be called so."""
-        last = self.nodes[-1]
-        self._made[name] = self._made.pop(last.name)
-        last.name = last.results[0].name = name
+        self.rename(Named(self.nodes[-1].name), name)
+
+    def rename(self, made: Named, name: str) -> None:
+        """Has the result of a call of that name, which no other reads, be called so."""
+        call = next(node for node in self.nodes if node.name == made.name)
+        self._made[name] = self._made.pop(call.name)
+        call.name = call.results[0].name = name
 
     def meta(self, name: str) -> torch.Tensor:
         """A tensor without data, as one of the graph or of this draft lies."""

@@ -86,13 +86,15 @@ class HostTime:
     """Whether a call is a forward and its backward."""
 
 
-def a_step(source: Path, target: str, grad: str = "all") -> run_pb2.Run:
-    """A run that the whole plan of a module's training step has won: nothing is compiled or judged here."""
+def a_step(source: Path, target: str, grad: str = "all", moves: Sequence[analysis_pb2.Move] = ()) -> run_pb2.Run:
+    """A run that a plan of a module's training step has won, by default the whole one: nothing is compiled or judged
+    here."""
     request = intake.Request(str(source), target=target, gradients=intake.gradients(grad))
     seen = intake_worker.inspect(intake.read(request))
     run = run_pb2.Run(id="host-time", state=run_pb2.RUN_STATE_FASTER, task=intake.described(seen, [], [], []))
-    move = analysis_pb2.Move(kind=analysis_pb2.MOVE_KIND_AUTHOR, group="*")
-    run.best.candidate.CopyFrom(BuiltInSynthesizer().synthesize(run.task, hypothesis_pb2.Hypothesis(moves=[move])))
+    whole = analysis_pb2.Move(kind=analysis_pb2.MOVE_KIND_AUTHOR, group="*")
+    hypothesis = hypothesis_pb2.Hypothesis(moves=moves or [whole])
+    run.best.candidate.CopyFrom(BuiltInSynthesizer().synthesize(run.task, hypothesis))
     run.best.timing.faster, run.best.timing.tier = True, timing_pb2.TIER_FINAL
     return run
 

@@ -321,6 +321,17 @@ def test_several_rewrites_are_also_proposed_together() -> None:
     assert [name for _, name, _ in new_moves(best)] == ["first", "second"]
 
 
+def test_chunks_are_not_among_all_rewrites() -> None:
+    before, after = Cost(product_flop_count=10**12, launch_count=1), Cost(product_flop_count=10**9, launch_count=1)
+    groups = [group(name, "aten.linear.default", before) for name in ("first", "second", "third")]
+    moves = [legal("rewrite", name, "rule", before=before, after=after) for name in ("first", "second")]
+    chunks = legal("rewrite", "third", "chunks", before=before, after=after)
+    chunks.move.arguments["chunks"] = 8
+    proposed = [new_moves(each) for each in propose(ask(groups, [*moves, chunks]))]
+    assert [("rewrite", "third", "chunks")] in proposed
+    assert all(len(each) == 1 for each in proposed if ("rewrite", "third", "chunks") in each)
+
+
 def test_within_five_percent_of_the_floor_it_stops_and_says_why() -> None:
     request = memory_bound_chain()
     request.reference.floor_ns = 580_000

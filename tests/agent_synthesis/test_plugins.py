@@ -23,7 +23,7 @@ from agent_synthesis.plans.plan import schedule_named, schedules_for
 from agent_synthesis.schedule import Offered
 from agent_synthesis.settings import Settings
 from agent_synthesis.synthesizer import BuiltInSynthesizer
-from agent_synthesis.testing import Applied, Recurrent, concatenation, gelu, norm_backward, softmax
+from agent_synthesis.testing import Applied, Recurrent, bags, concatenation, gelu, norm_backward, softmax
 from warpsmith import plugins, testing
 from warpsmith.errors import BadInput, UnknownPlugin
 from warpsmith.graphs.capture import capture
@@ -161,12 +161,17 @@ def summed() -> dict[str, Nest]:
     }  # fmt: skip
 
 
+def parts() -> dict[str, Nest]:
+    """Nests that reduce parts of rows, which others are not asked about."""
+    return {"bags": bags(4096, 300, 64), "bags, odd": bags(77, 13, 35, Type.BF16), "elements": bags(500, 40, 1)}
+
+
 @pytest.mark.parametrize(
     "each", [*registry.every_schedule(task_pb2.TARGET_CPU), *registry.every_schedule(CUDA)], ids=lambda each: each.name
 )
 def test_our_own_schedules_fit(each: Offered) -> None:
     asked = {registry.PIECES: concatenations, **dict.fromkeys(registry.RECURRENT, networks)}
-    asked |= dict.fromkeys(registry.SUMS_OVER_ROWS, summed)
+    asked |= {**dict.fromkeys(registry.SUMS_OVER_ROWS, summed), "cuda_segments": parts}
     found = conformance.check_schedule(lambda _: each.made, asked=asked[each.name]() if each.name in asked else None)
     if each.name in registry.PRODUCTS - {"cuda_product", "cuda_product_simt"}:  # of sizes that gain by them
         assert all(finding.startswith("it accepts none of 17 nests: gelu, ") for finding in found)

@@ -23,6 +23,8 @@ from warpsmith.graphs import training_step
 from warpsmith.v1 import analysis_pb2, task_pb2
 
 AUTHOR, FUSE = analysis_pb2.MOVE_KIND_AUTHOR, analysis_pb2.MOVE_KIND_FUSE
+SORTING = {"aten.sort.stable", "aten.searchsorted.Tensor", "aten.arange.default"}
+"""Of what is added up by an index."""
 WHOLE = analysis_pb2.Move(kind=AUTHOR, group="*")
 
 
@@ -47,8 +49,9 @@ def test_a_step_means_the_forward_and_its_gradients(name: str) -> None:
 def test_derivatives_are_kernels_of_ours(name: str) -> None:
     plan = all_authored(Tried.of(KERNELS[name]).plan)
     left = [plan.index.nodes[group.name] for group in plan.groups if group.engine == "library"]
-    assert {node.target for node in left} <= {"aten.convolution_backward.default"}
-    for node in left:
+    found = [node for node in left if not (name.startswith("rows added up") and node.target in SORTING)]
+    assert {node.target for node in found} <= {"aten.convolution_backward.default"}
+    for node in found:
         assert [bool(each.name) for each in node.results] == [False, True, False], "the gradient of the weights alone"
 
 
@@ -241,13 +244,6 @@ def test_patterns_choose_inputs_and_parameters() -> None:
     every = training_step.described(task_pb2.TrainingStep(), Norms(), args)
     assert list(every.inputs) == [0, 1]
     assert len(every.parameters) == 4
-
-
-def test_a_scatter_into_a_part_is_refused_with_its_reason() -> None:
-    plan = Tried.of(CALLS["gathered from a part"]).plan
-    last = plan.groups[-1].name
-    with pytest.raises(IllegalMove, match="a scatter into a part of a tensor is not lowered"):
-        moves.apply(plan, analysis_pb2.Move(kind=AUTHOR, group=last))
 
 
 def test_a_call_that_pytorch_does_not_take_apart_stays_whole() -> None:

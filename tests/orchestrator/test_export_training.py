@@ -20,7 +20,7 @@ from benchmarks.timing import host_time
 from orchestrator.exports import export_training, training_halves
 from warpsmith import plugins
 from warpsmith.errors import BadInput
-from warpsmith.v1 import run_pb2, task_pb2
+from warpsmith.v1 import analysis_pb2, run_pb2, task_pb2
 
 BLOCK = """
 import torch
@@ -72,6 +72,27 @@ class Model(nn.Module):
 
 def get_inputs():
     return [torch.randn(4, 8)]
+"""
+
+
+LANGUAGE = """
+import torch
+from torch import nn
+
+class Model(nn.Module):
+    def __init__(self, words, width):
+        super().__init__()
+        self.table, self.norm = nn.Embedding(words, width, padding_idx=0), nn.LayerNorm(width)
+        self.last = nn.Linear(width, words, bias=False)
+
+    def forward(self, words, targets):
+        return nn.functional.cross_entropy(self.last(self.norm(self.table(words))), targets)
+
+def get_inputs():
+    return [torch.randint(0, 90, (24,)), torch.randint(0, 90, (24,))]
+
+def get_init_inputs():
+    return [90, 16]
 """
 
 
@@ -283,3 +304,25 @@ def test_a_task_names_what_its_step_gives(run: run_pb2.Run) -> None:
     assert list(task.training_step.outputs) == [0, 2]
     assert len(task.inputs) == 2 + 2
     assert len(task.outputs) == 3 + 2 + len(task.training_step.parameters)
+
+
+@pytest.mark.parametrize("chunks", [0, 3])
+def test_words_that_come_again_and_a_loss_in_chunks_train_as_the_module_does(folder: Path, chunks: int) -> None:
+    (folder / f"language{chunks}.py").write_text(LANGUAGE)
+    rewrite = analysis_pb2.Move(
+        kind=analysis_pb2.MOVE_KIND_REWRITE, group="mm", choice="chunks", arguments={"chunks": chunks}
+    )
+    whole = analysis_pb2.Move(kind=analysis_pb2.MOVE_KIND_AUTHOR, group="*")
+    run = host_time.a_step(folder / f"language{chunks}.py", "cpu", moves=[*([rewrite] if chunks else []), whole])
+    made = export_training.text(run)
+    (folder / f"fast_{chunks}.py").write_text(made.text)
+    original = imported(folder / f"language{chunks}.py").Model(90, 16)
+    ours = imported(folder / f"fast_{chunks}.py").ModelNew(90, 16)
+    ours.load_state_dict(original.state_dict())
+    words, targets = torch.randint(0, 9, (24,)), torch.randint(0, 90, (24,))
+    found = []
+    for module in (ours, original):
+        loss = module(words, targets)
+        (loss * 3).backward()
+        found.append([loss.detach(), *(parameter.grad for parameter in module.parameters())])
+    check(*found)

@@ -93,6 +93,38 @@ x = torch.randn
 Case = tuple[Callable[[], nn.Module], Callable[[], Sequence[torch.Tensor]]]
 """Makes the module, makes its inputs."""
 
+ROW_SUMS: dict[str, Case] = {
+    "embedding": (lambda: nn.Embedding(20, 8), lambda: [integers(20, 4, 6)]),
+    "embedding with padding": (lambda: nn.Embedding(7, 8, padding_idx=3), lambda: [integers(7, 4, 6)]),
+    "embedding by frequency": (
+        lambda: nn.Embedding(7, 8, padding_idx=0, scale_grad_by_freq=True),
+        lambda: [integers(7, 4, 6)],
+    ),
+    "embedding among others": (
+        of(lambda i, w, v: F.rms_norm(F.embedding(i, w) * 3, (8,), v), (20, 8), (8,)),
+        lambda: [integers(20, 4, 6)],
+    ),
+    "rows": (of(lambda a, i: a[i]), lambda: [x(9, 4), integers(9, 6)]),
+    "rows from the end": (of(lambda a, i: a[i]), lambda: [x(9, 4), integers(9, 6) - 6]),
+    "columns": (of(lambda a, i: a[:, i]), lambda: [x(3, 9, 4), integers(9, 2, 6)]),
+    "pairs": (of(lambda a, i, j: a[:, i, j]), lambda: [x(3, 9, 4), integers(9, 6), integers(4, 2, 1)]),
+    "pairs apart": (of(lambda a, i, j: a[i, :, j]), lambda: [x(3, 9, 4), integers(3, 6), integers(4, 6)]),
+    "selected": (of(lambda a, i: a.index_select(1, i)), lambda: [x(9, 4), integers(4, 6)]),
+    "selected rows": (of(lambda a, i: a.index_select(0, i)), lambda: [x(9, 4), integers(9, 6)]),
+    "gathered from a part": (of(lambda a, i: a.gather(1, i)), lambda: [x(5, 9), integers(9, 3, 4)]),
+    "gathered in rows": (
+        of(lambda a, i: a.gather(0, i[:, None].expand(-1, 9))),
+        lambda: [x(5, 9), integers(5, 12)],
+    ),
+    "taken": (of(lambda a, i: a.take(i)), lambda: [x(5, 9), integers(45, 3, 4)]),
+    "added to": (of(lambda a, b, i: a.index_add(0, i, b, alpha=0.5)), lambda: [x(5, 9), x(7, 9), integers(5, 7)]),
+    "put into": (
+        of(lambda a, b, i: torch.index_put(a, [i], b, accumulate=True)),
+        lambda: [x(5, 9), x(7, 9), integers(5, 7)],
+    ),
+    "scattered to": (of(lambda a, b, i: a.scatter_add(1, i, b)), lambda: [x(5, 9), x(3, 11), integers(9, 3, 11)]),
+}
+"""Rows or elements of which several may go to one place: kernels of ours behind a sort."""
 KERNELS: dict[str, Case] = {
     "relu": (of(F.relu), lambda: [x(4, 40)]),
     "gelu": (of(F.gelu), lambda: [x(4, 40)]),
@@ -174,6 +206,7 @@ KERNELS: dict[str, Case] = {
         lambda: nn.ConvTranspose2d(6, 6, 3, 2, 1, output_padding=1, groups=6),
         lambda: [x(2, 6, 5, 5)],
     ),
+    **{f"rows added up: {name}": case for name, case in ROW_SUMS.items()},
     "an output without a gradient": (of(lambda a: (a.exp(), a.argmax(-1), a.sum())), lambda: [x(3, 8)]),
     "a parameter that is not used": (of(lambda a, w, _: a * w, (8,), (8,)), lambda: [x(3, 8)]),
     "a gradient that is stopped": (of(lambda a: a * a.detach()), lambda: [x(3, 8)]),
@@ -193,9 +226,6 @@ CALLS: dict[str, Case] = {
         lambda: [x(2, 3, 16, 8) for _ in range(3)],
     ),
     "attention by hand": (of(attention), lambda: [x(2, 3, 16, 8) for _ in range(3)]),
-    "embedding": (lambda: nn.Embedding(20, 8), lambda: [integers(20, 4, 6)]),
-    "rows looked up": (of(lambda a, i: a[i]), lambda: [x(9, 4), integers(9, 6)]),
-    "gathered from a part": (of(lambda a, i: a.gather(1, i)), lambda: [x(5, 9), integers(9, 3, 4)]),
     "largest few": (of(lambda a: a.topk(3).values), lambda: [x(5, 9)]),
     "sorted": (of(lambda a: a.sort(-1).values), lambda: [x(5, 9)]),
     "batch norm in evaluation": (lambda: nn.BatchNorm2d(8).eval(), lambda: [x(3, 8, 5, 5)]),

@@ -14,7 +14,8 @@ from agent_synthesis.emit.cpu import cpu_function
 from agent_synthesis.emit.cpu.column_text import ColumnWriter
 from agent_synthesis.emit.cpu.cpu_settings import ColumnSettings, Shared
 from agent_synthesis.nests import iteration_space, passes
-from agent_synthesis.nests.ir import ARG_REDUCTIONS, Nest
+from agent_synthesis.nests.analysis.segments import segments_of
+from agent_synthesis.nests.ir import ARG_REDUCTIONS, Axis, Nest
 from agent_synthesis.schedule import Emission, Footprint
 from agent_synthesis.settings import Stores
 from warpsmith.errors import IllegalMove
@@ -25,6 +26,16 @@ _PIECES = 16
 """Pieces of the reduced axis when it is split: fixed, so that the bits do not depend on the number of threads."""
 
 
+def _problem(nest: Nest) -> tuple[Nest, Axis]:
+    """The simplified nest, and the axis of its columns."""
+    if (parts := segments_of(nest)) is not None:
+        return parts.nest, parts.axis
+    simple = iteration_space.simplified(nest)
+    axis, _ = passes.vector_axis(simple)
+    assert axis is not None  # accepts() requires it
+    return simple, axis
+
+
 class CpuColumnReduction:
     """Tiles of columns."""
 
@@ -33,19 +44,21 @@ class CpuColumnReduction:
     target = task_pb2.TARGET_CPU
 
     def accepts(self, nest: Nest) -> bool:
-        """A nest with reductions whose data is contiguous along a parallel axis more than along a reduced one."""
+        """A nest with reductions whose data is contiguous along a parallel axis more than along a reduced one, and any
+        whose columns reduce parts of the rows."""
+        if nest.segments:
+            return segments_of(nest) is not None
         simple = iteration_space.simplified(nest)
         return passes.is_reduction(nest) and passes.axis_across(simple, _SMALLEST_VECTOR_EXTENT) is not None
 
     def defaults(self, nest: Nest) -> ColumnSettings:
         """Splits the rows when there are too few tiles to occupy threads; tiles as wide as leaves a few for each."""
-        simple = iteration_space.simplified(nest)
-        axis, _ = passes.vector_axis(simple)
-        extent = axis.extent if axis else 1
+        simple, axis = _problem(nest)
+        extent = axis.extent
         others = simple.row_count // extent
         threads = cpu_function.default_threads(nest)
         few_tiles = others * -(-extent // 2048) < _PIECES and threads == 0 and simple.column_count >= 8 * _PIECES
-        split = few_tiles and not self._split_objection(simple)
+        split = few_tiles and not nest.segments and not self._split_objection(simple)
         tile = 2048
         while tile > 128 and (tile // 2 >= extent or (not split and others * extent // tile < 8)):
             tile //= 2
@@ -58,7 +71,7 @@ class CpuColumnReduction:
 
     def footprint(self, nest: Nest, settings: ColumnSettings) -> Footprint:
         """Sweeps after the first come from memory unless a tile of columns fits the core's own cache."""
-        simple = iteration_space.simplified(nest)
+        simple, _ = _problem(nest)
         visits = len(passes.levels(simple)) + bool(passes.element_stores(simple))
         read = sum(b.element_count * b.type.size_bytes for b in nest.buffers if not b.written)
         tile_bytes = settings.tile * simple.column_count * 4
@@ -71,23 +84,24 @@ class CpuColumnReduction:
         """One function; pieces' results are workspaces."""
         if objection := self._objection(nest, settings):
             raise IllegalMove(f"{nest.name}: {objection}")
-        simple = iteration_space.simplified(nest)
-        axis, _ = passes.vector_axis(simple)
-        assert axis is not None  # accepts() requires it
+        (simple, axis), parts = _problem(nest), segments_of(nest)
         writer = ColumnWriter(
             passes.with_reciprocal(simple), axis,
             tile=settings.tile, pieces=_PIECES if settings.reduce is Shared.SPLIT else 1,
             threads=settings.threads, streaming=settings.stores is Stores.STREAMING,
+            part=(parts.begin, parts.end) if parts else None,
         )  # fmt: skip
         return writer.write(nest, function_text.header(nest, self.name, settings))
 
     def _objection(self, nest: Nest, settings: ColumnSettings) -> str:
         """Why the settings cannot run this nest; empty when they can."""
-        simple = iteration_space.simplified(nest)
+        simple, _ = _problem(nest)
         if not 16 <= settings.tile <= 2048:
             return "a tile has from 16 to 2048 columns: its accumulators stay in the first-level cache"
         if settings.stores is Stores.STREAMING and not passes.element_stores(simple):
             return "nothing to stream: every store is made once a column"
+        if settings.reduce is Shared.SPLIT and nest.segments:
+            return "columns have different rows, which are not split"
         return self._split_objection(simple) if settings.reduce is Shared.SPLIT else ""
 
     @staticmethod

@@ -22,11 +22,18 @@ _AHEAD_BYTES = 8192
 class ColumnWriter:
     """Writes one kernel for a simplified nest, vectorised along `axis`; used once."""
 
-    def __init__(self, nest: Nest, axis: Axis, *, tile: int, pieces: int, threads: int, streaming: bool) -> None:
+    def __init__(
+        self, nest: Nest, axis: Axis, *, tile: int, pieces: int, threads: int, streaming: bool,
+        part: tuple[Expression, Expression] | None = None,
+    ) -> None:  # fmt: skip
+        """`part`: the first row that a column reduces and the one after the last, where it does not reduce all."""
         self._nest, self._axis, self._tile, self._streaming = nest, axis, min(tile, axis.extent), streaming
         others = [other for other in nest.parallel if other is not axis]
         self._struct = CpuStruct(
-            nest, "columns", others, ("Sweeps", "row", "ahead", "fold", "learn", "prepare", "piece")
+            nest,
+            "columns",
+            others,
+            ("Sweeps", "row", "ahead", "fold", "learn", "prepare", "piece", "first_row", "end_row"),
         )
         self._function = self._struct.function
         self._struct.constant("ws::ColumnTiling", {
@@ -34,6 +41,10 @@ class ColumnWriter:
             "threads": threads,
         })  # fmt: skip
         self._struct.space("Outer", others)
+        for name, place in zip(("first_row", "end_row"), part or (), strict=False):
+            text = self._struct.located.value(place).text
+            member = self._struct.located.declare("long", name.partition("_")[0], text)
+            self._struct.add(f"long {name}() const", [f"    return {member};"])
         self._struct.space("Rows", nest.reduced[:-1])
         self._j = self._function.axes[axis.name]
         self._row = self._struct.level(

@@ -6,6 +6,7 @@ elements make to neighbours becomes one wide access. Nothing here knows rows, th
 
 from __future__ import annotations
 
+import operator
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
@@ -16,6 +17,7 @@ from agent_synthesis.emit.expression import Function, Names, Scope
 from agent_synthesis.emit.spelling import CUDA, CUDA_FAST_EXP, Dialect
 from agent_synthesis.nests import memory_access
 from agent_synthesis.nests.ir import BufferRef, Expression, Index, Load, Nest, Store, Type
+from agent_synthesis.nests.memory_access import Lookup
 from agent_synthesis.settings import Exp, Loads, Stores
 from warpsmith.v1 import candidate_pb2
 
@@ -125,10 +127,10 @@ class KernelText:
         # One sum, so that vectors a constant apart share one address: 0 instead of 16 spilled bytes at 4096x16384.
         return f"{self.function.buffers[buffer]} + {f'({index})' if ' + ' in index else index}"
 
-    def element(self, load: Load, vector: str) -> str:
-        """One element of a loaded vector, widened."""
+    def element(self, buffer: str, vector: str) -> str:
+        """One element of a vector loaded from a buffer, widened."""
         text = f"{vector}[{self.lane}]"
-        return f"ws::widen({text})" if self.storage(load.buffer) in (Type.F16, Type.BF16) else text
+        return f"ws::widen({text})" if self.storage(buffer) in (Type.F16, Type.BF16) else text
 
     def access_of(self, access: Load | Store) -> memory_access.Access:
         """How a vector makes the access."""
@@ -142,6 +144,23 @@ class KernelText:
         found = {n: part for n, part in parts.items() if isinstance(part, Load) and self.axis in part.index.axes()}
         return [found[number] for number in sorted(found)]
 
+    def wide_lookups(self, roots: Iterable[Expression], without: Iterable[Expression] = ()) -> list[Lookup]:
+        """Lookups below the roots, and not only below what is `without`, whose vectors are one access each."""
+        if self._skew is not None or self.vector_width == 1:
+            return []
+        parts = self.function.interner.parts(roots, without)
+        found = memory_access.lookups_among(part for _, part in sorted(parts.items(), key=operator.itemgetter(0)))
+        return [each for each in found if memory_access.lookup_access(each, self.axis, self.vector_width) == "vector"]
+
+    def vector_lookup(self, scope: Scope, lookup: Lookup, begin: str) -> str:
+        """The vector of a lookup that begins at element `begin` of the axis; what finds it is added to the scope."""
+        places = [self.function.index(lookup.index, {self.axis: begin})]
+        for value, step in lookup.positions:
+            place = scope.value(value).operand
+            places.append(place if step == 1 else f"{step} * {place}")
+        address = f"{self.function.buffers[lookup.buffer]} + ({' + '.join(places)})"
+        return f"ws::load<{self.vector_width}, ws::kShared>({address})"
+
     # -- one vector
 
     def elements(
@@ -151,32 +170,33 @@ class KernelText:
         body: Callable[[Scope], None],
         *,
         begin: str = "",
-        held: Sequence[tuple[Load, str]] = (),
+        held: Sequence[tuple[Load | Lookup, str]] = (),
         known: Iterable[str] = (),
         settled: Sequence[tuple[Expression, str]] = (),
     ) -> None:
         """Inside `scope`, for the vector at `begin`: loads what is not held, then `body` for each element.
 
-        `held`: loads whose vectors are in registers, with the text of the vector. `settled`: known values, with the
-        text of an element's.
+        `held`: loads and lookups whose vectors are in registers, with the text of the vector. `settled`: known values,
+        with the text of an element's.
         """
         begin = begin or self.begin
         single = self.vector_width == 1
         inner = scope.child([self.axis, *known], deeper=0 if single else 1 + (self._skew is not None))
         number = self.function.interner.number
-        vectors = {number(load): text for load, text in held}
+        vectors = {number(load): text for load, text in held if isinstance(load, Load)}
         for part, known_text in settled:
             inner.define(part, known_text)
+        self._define_lookups(scope, inner, roots, begin, held, [part for part, _ in settled])
         for load in self.varying_loads(roots, [part for part, _ in settled]):
             text = vectors.get(number(load))
             how = self.access_of(load)
             if text is not None:
-                inner.define(load, self.element(load, text))
+                inner.define(load, self.element(load.buffer, text))
             elif how == "vector":
                 name = self.function.names.take(f"{self.function.buffers[load.buffer]}_pack")
                 kind = self.vector_type(self.storage(load.buffer))
                 scope.line(f"const {kind} {name} = {self.vector_load(load, begin)};")
-                inner.define(load, self.element(load, name))
+                inner.define(load, self.element(load.buffer, name))
             elif how == "same" and not single:
                 name = self.function.names.take(f"{self.function.buffers[load.buffer]}_at")
                 element = self.function.element(load.buffer, self.function.index(load.index, {self.axis: begin}))
@@ -203,6 +223,24 @@ class KernelText:
             scope.absorb(inner)
         scope.line("}")
 
+    def _define_lookups(
+        self,
+        scope: Scope,
+        inner: Scope,
+        roots: Iterable[Expression],
+        begin: str,
+        held: Sequence[tuple[Load | Lookup, str]],
+        settled: Iterable[Expression],
+    ) -> None:
+        """Has `inner` know the elements of lookups, whose vectors are held or are loaded in `scope`."""
+        vectors = [(lookup, text) for lookup, text in held if isinstance(lookup, Lookup)]
+        for lookup in self.wide_lookups(roots, [*settled, *(lookup.call for lookup, _ in vectors)]):
+            vectors.append((lookup, self.function.names.take(f"{self.function.buffers[lookup.buffer]}_pack")))
+            kind = self.vector_type(self.storage(lookup.buffer))
+            scope.line(f"const {kind} {vectors[-1][1]} = {self.vector_lookup(scope, lookup, begin)};")
+        for lookup, vector in vectors:
+            inner.define(lookup.call, self.element(lookup.buffer, vector))
+
     @property
     def lane(self) -> str:
         """Index of an element in its vector."""
@@ -215,7 +253,7 @@ class KernelText:
         define: Callable[[Scope], None] = lambda _: None,
         *,
         begin: str = "",
-        held: Sequence[tuple[Load, str]] = (),
+        held: Sequence[tuple[Load | Lookup, str]] = (),
         settled: Sequence[tuple[Expression, str]] = (),
     ) -> None:
         """Stores of every element of the vector at `begin`; `define` may make values known to the element's scope."""

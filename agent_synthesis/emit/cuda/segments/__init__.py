@@ -1,0 +1,1 @@
+"""Reductions over parts of rows on CUDA."""
