@@ -220,6 +220,6 @@ def test_the_command_says_whether_an_installed_plugin_fits(
         ("schedule", "one_thread", "one_thread_an_element:OneThreadAnElement"),
         ("lowering", "hypot", "lowered_hypot:handlers"),
     )
-    assert testing.main(["schedule", "one_thread"]) == testing.main(["lowering", "hypot"]) == 0
-    assert capsys.readouterr().out == "schedule one_thread: fits\nlowering hypot: fits\n"
+    assert testing.main(["lowering", "hypot"]) == testing.main(["schedule", "one_thread"]) == 0
+    assert capsys.readouterr().out == "lowering hypot: fits\nschedule one_thread: fits\n"
     assert testing.main(["schedule", "wizard"]) == 2
