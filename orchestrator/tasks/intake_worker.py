@@ -10,7 +10,9 @@ import contextlib
 import dataclasses
 import math
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -20,6 +22,8 @@ from warpsmith.errors import BadInput
 from warpsmith.graphs import dtypes, task_module, training_step
 from warpsmith.sandbox.worker import Methods
 from warpsmith.v1 import task_pb2
+
+T = TypeVar("T")
 
 SEED = 42
 
@@ -33,13 +37,24 @@ def inspect(task: task_pb2.Task) -> task_pb2.Task:
     with tempfile.TemporaryDirectory(prefix="warpsmith-intake-") as directory:
         module = task_module.load(task, Path(directory))
         built = module.build(SEED)  # weights are real: some modules cannot be built of fake ones
-        seen_by = _run if not task.HasField("training_step") else _run_step
-        with contextlib.suppress(Exception), FakeTensorMode(allow_non_fake_inputs=True):
-            return seen_by(task, module, built)
-        return seen_by(task, module, built)
+        if task.HasField("training_step"):
+            task, module = _looked_at(lambda: _with_step(task, module, built))
+            stepping = module.build(SEED)
+            return _looked_at(lambda: _run(task, module, stepping))
+        return _looked_at(lambda: _run(task, module, built))
 
 
-def _run_step(task: task_pb2.Task, module: task_module.TaskModule, built: torch.nn.Module) -> task_pb2.Task:
+def _looked_at(look: Callable[[], T]) -> T:
+    """What is seen with fake tensors, or with real ones where they do not do. No module can be built of fake ones."""
+    with contextlib.suppress(Exception), FakeTensorMode(allow_non_fake_inputs=True):
+        return look()
+    return look()
+
+
+def _with_step(
+    task: task_pb2.Task, module: task_module.TaskModule, built: torch.nn.Module
+) -> tuple[task_pb2.Task, task_module.TaskModule]:
+    """The task and its module with the step that is described by their gradients' names."""
     arguments = module.inputs(SEED)
     try:
         with module.explaining("a training step failed"):
@@ -49,8 +64,7 @@ def _run_step(task: task_pb2.Task, module: task_module.TaskModule, built: torch.
     known = task_pb2.Task()
     known.CopyFrom(task)
     known.training_step.CopyFrom(step)
-    stepping = dataclasses.replace(module, training_step=step)
-    return _run(known, stepping, stepping.build(SEED))
+    return known, dataclasses.replace(module, training_step=step)
 
 
 def _run(task: task_pb2.Task, module: task_module.TaskModule, built: torch.nn.Module) -> task_pb2.Task:

@@ -121,3 +121,10 @@ def test_a_step_over_the_wire_names_what_the_task_has(
     task.digest = of_task(task)
     with pytest.raises(BadInput, match="the training step names inputs or outputs that the task has not"):
         intake.accept(task)
+
+
+def test_a_step_of_more_than_memory_holds_is_seen_without_a_byte_of_it(
+    inspected: Callable[..., task_pb2.Task],
+) -> None:
+    task = inspected(LINEAR.replace("torch.rand(2, 8)", "torch.rand(1 << 38, 8)"))
+    assert [list(each.shape) for each in task.outputs] == [[1 << 38, 4], [3], [1 << 38, 8], [], [4, 8], [4]]
