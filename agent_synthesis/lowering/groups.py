@@ -177,6 +177,7 @@ def _traced(index: GraphIndex, nodes: tuple[str, ...], outputs: tuple[str, ...])
                 results = [attention.traced(node, tensors.__getitem__, tracer)]
             else:
                 call = aten.PreparedCall(node.target, node.args, node.kwargs, meta)
+                tracer.is_wanted = [bool(result.name) for result in node.results]
                 with tracer:
                     results = call(tensors.__getitem__)
             for result, tensor in zip(node.results, results, strict=False):

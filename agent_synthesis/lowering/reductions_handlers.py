@@ -248,6 +248,11 @@ def _optional(tracer: Tracer, tensor: torch.Tensor | None, shape: Sequence[int] 
     return symbol if shape is None else reshaped(symbol, shape, tracer.extents)
 
 
+def _gives_mean(tracer: Tracer) -> bool:
+    """Whether the mean of the norm that is traced now is read, as a backward reads it."""
+    return len(tracer.is_wanted) > 1 and tracer.is_wanted[1]
+
+
 @handles("native_layer_norm")
 def _layer_norm(
     tracer: Tracer, out: Any, x: torch.Tensor, shape: Sequence[int], weight: Any, bias: Any, eps: float
@@ -255,7 +260,7 @@ def _layer_norm(
     type_ = type_of(x.dtype).compute
     value = _typed(tracer.symbol(x), type_)
     dims = list(range(x.dim() - len(shape), x.dim()))
-    variance, mean = _moments(value, dims, type_, 0)
+    variance, mean = _moments(value, dims, type_, 0, exact_mean=_gives_mean(tracer))
     result, rstd = _normalized(value, mean, variance, eps, _optional(tracer, weight), _optional(tracer, bias))
     return [_result(tracer, part, tensor) for part, tensor in zip((result, mean, rstd), out, strict=True)]
 
@@ -276,7 +281,7 @@ def _group_norm(
     type_ = type_of(x.dtype).compute
     split = (batch, groups, channels // groups, inner)
     value = reshaped(_typed(tracer.symbol(x), type_), split, tracer.extents)
-    variance, mean = _moments(value, [2, 3], type_, 0)
+    variance, mean = _moments(value, [2, 3], type_, 0, exact_mean=_gives_mean(tracer))
     per_channel = (groups, channels // groups, 1)
     scale, shift = (_optional(tracer, part, per_channel) for part in (weight, bias))
     result, rstd = _normalized(value, mean, variance, eps, scale, shift)

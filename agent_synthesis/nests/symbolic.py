@@ -298,6 +298,8 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.extents: dict[str, int] = {}
+        self.is_wanted: Sequence[bool] = ()
+        """Of the call that is traced now, for each result whether anything reads it."""
         self._symbols: dict[int, Symbol] = {}
         self._alive: list[torch.Tensor] = []
         self._caches: list[dict[Indices, Expression]] = []

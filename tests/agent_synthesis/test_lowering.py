@@ -14,7 +14,7 @@ from agent_synthesis.graphs.graph_index import GraphIndex
 from agent_synthesis.lowering.groups import Refusal, lower
 from agent_synthesis.nests import interpreter
 from agent_synthesis.nests.element_types import TORCH
-from agent_synthesis.nests.ir import Nest
+from agent_synthesis.nests.ir import Nest, Type
 from warpsmith.graphs import aten
 from warpsmith.graphs.capture import capture
 from warpsmith.v1 import graph_pb2
@@ -218,6 +218,21 @@ def test_layer_norm_takes_the_mean_first_and_then_the_squares_around_it() -> Non
     nest = nest_of(lambda x: F.layer_norm(x, (30,)), X)
     assert [reduction.operation for reduction in nest.reductions] == ["sum", "sum"]
     assert_means(lambda x: F.layer_norm(x, (30,)), X + 3000, rtol=1e-2, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    "mean",
+    [
+        lambda x: torch.native_layer_norm(x, (4096,), None, None, 1e-5)[1],
+        lambda x: torch.native_group_norm(x, None, None, 16, 8, 4096, 2, 1e-5)[1],
+    ],
+    ids=["layer norm", "group norm"],
+)
+def test_a_mean_that_a_norm_gives_has_no_error_of_its_first_element(mean: Callable[..., Any]) -> None:
+    x = torch.randn(16, 8, 4096, generator=torch.Generator().manual_seed(3))
+    assert_means(mean, x, rtol=0.0, atol=2e-8)
+    plain = nest_of(lambda x: F.layer_norm(x, (4096,)), x)
+    assert not any(reduction.type is Type.F64 for reduction in plain.reductions), "where nothing reads it"
 
 
 def test_equal_reductions_are_made_once() -> None:
