@@ -177,6 +177,7 @@ def test_an_orchestrator_that_is_asked_to_end_waits_for_no_agent(tmp_path: Path)
     )
 
 
+@pytest.mark.timeout(300 + 5 * KILLS)
 @pytest.mark.usefixtures("patient")
 def test_runs_that_are_killed_at_random_moments_lose_nothing(orchestrators: Orchestrators) -> None:
     dice = random.Random(SEED)
