@@ -91,7 +91,7 @@ extern "C" __global__ void __launch_bounds__(256, 1) ws_relu_columns(
 // ws_relu_normalized: linear.default, mul.Tensor, batch_norm.default, relu.default
 // for all j:192, i:256
 //   relu[i + 256 j] = max(((((ws_relu_values[i + 256 j] - ws_relu_part1[i]) * ws_relu_part0[i]) * p_norm_weight[i]) + p_norm_bias[i]), 0)
-// cuda_pointwise: loads = cached, stores = plain, exp = accurate, dependent_launch = yes, threads = 256, vectors = 1, vector_width = 4
+// cuda_pointwise: loads = cached, stores = plain, exp = accurate, dependent_launch = yes, by_rows = no, threads = 256, vectors = 1, vector_width = 4
 struct ws_relu_normalized_pointwise {
   const float* __restrict__ p_norm_weight;
   const float* __restrict__ p_norm_bias;
@@ -102,7 +102,7 @@ struct ws_relu_normalized_pointwise {
 
   using Offset = int;
   static constexpr ws::PointwiseTiling kTiling{.threads = 256, .items = 1, .vector_width = 4, .row_vectors = 64,
-      .overlap = true};
+      .by_rows = false, .overlap = true};
   using Outer = ws::Axes<192>;
   using Loads = ws::List<ws::Pack<float, 4>, ws::Pack<float, 4>, ws::Pack<float, 4>, ws::Pack<float, 4>, ws::Pack<float, 4>>;
 

@@ -255,7 +255,7 @@ _STRATEGIES: Mapping[str, Changes] = {
     "prefetched_cluster": {"reduce": "prefetched", "threads": 64, "lanes": 64, "ctas": 2, "vectors": 16, "merge": "no",
                            "preload": "yes", "min_blocks": 1},
     "prefetched_parts": {"reduce": "prefetched", "threads": 32, "lanes": 32, "ctas": 1, "vectors": 1, "merge": "yes",
-                         "min_blocks": 1, "stages": 2},
+                         "min_blocks": 1, "stages": 1},
     "prefetched_cluster_parts": {"reduce": "prefetched", "threads": 32, "lanes": 32, "ctas": 2, "vectors": 2,
                                  "merge": "no", "min_blocks": 1, "stages": 3},
     "pipelined": {"reduce": "pipelined", "threads": 64, "lanes": 64, "ctas": 1, "stages": 3, "lag": 0, "merge": "yes",
