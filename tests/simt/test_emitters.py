@@ -59,8 +59,8 @@ def test_the_slice_has_every_strategy_and_every_class_of_shape() -> None:
 
 
 def test_every_emitter_of_memory_bound_nests_is_a_subject() -> None:
-    on_tensor_cores = PRODUCTS | {"cuda_convolution_product"}
-    emitters = {schedule.name for schedule in schedules(task_pb2.TARGET_CUDA)} - on_tensor_cores - RECURRENT
+    elsewhere = PRODUCTS | RECURRENT | {"cuda_convolution_product", "cuda_segments"}  # test_row_sums has parts in order
+    emitters = {schedule.name for schedule in schedules(task_pb2.TARGET_CUDA)} - elsewhere
     assert {subject.schedule.name for subject in every_subject()} == emitters
 
 
