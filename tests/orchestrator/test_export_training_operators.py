@@ -184,6 +184,8 @@ def test_a_package_for_a_gpu_has_both_halves_and_says_what_it_gives(tmp_path: Pa
 @pytest.mark.gpu
 @pytest.mark.parametrize("flavour", ["package", "hub"])
 def test_on_a_gpu_a_folder_passes_its_own_tests(tmp_path: Path, flavour: str) -> None:
+    if flavour == "hub":
+        pytest.importorskip("kernels", reason="who loads from the hub has it: pip install kernels")
     folder = package_of(tmp_path, run_of(tmp_path, "on_gpu", target="cuda"), flavour)
     passes_its_own_tests(folder, tmp_path)
 
