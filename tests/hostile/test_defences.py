@@ -265,7 +265,7 @@ def test_a_kernel_that_keeps_its_answer_needs_values_that_it_has_never_seen(
     is_on: bool, body: str, bench: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not is_on:
-        monkeypatch.setattr(timed_memory.TimedInputs, "renew", lambda *_: True)
+        monkeypatch.setattr(timed_memory.TimedInputs, "renew", lambda *_, **__: True)
     monkeypatch.setattr(timed_task, "buffer_set_count", lambda *_: 1)  # as for large tensors
     request = request_of(Hostile("", "", (), body, headers=RAW), bench)
     timed = timed_task.TimedTask.of(LoadedTask.load(request.task))
