@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
 import os
 import subprocess
@@ -186,15 +185,14 @@ def test_a_package_for_a_gpu_has_both_halves_and_says_what_it_gives(tmp_path: Pa
 def test_on_a_gpu_a_folder_passes_its_own_tests(tmp_path: Path, flavour: str) -> None:
     if flavour == "hub":
         pytest.importorskip("kernels", reason="who loads from the hub has it: pip install kernels")
-    folder = package_of(tmp_path, run_of(tmp_path, "on_gpu", target="cuda"), flavour)
-    passes_its_own_tests(folder, tmp_path)
+    passes_its_own_tests(package_of(tmp_path, run_of(tmp_path, "on_gpu", target="cuda"), flavour), tmp_path)
 
 
 def test_a_step_that_writes_running_statistics_is_refused_as_an_operator(tmp_path: Path) -> None:
     run = run_of(tmp_path, "counted", MODULE.replace("nn.LayerNorm(width, dtype", "nn.BatchNorm1d(width, dtype"))
+    assert "_ws_operator" not in export_training.text(run).text
     with pytest.raises(BadInput, match="export with --flavour module"):
         package_of(tmp_path, run)
-    assert "_ws_operator" not in export_training.text(run).text
 
 
 # ---- compiled ------------------------------------------------------------------------------------------
