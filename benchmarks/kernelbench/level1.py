@@ -23,6 +23,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from benchmarks.timing.module_tables import WARPSMITH
+
 CLASSES: dict[str, tuple[int, ...]] = {
     "pointwise": (5, 12, 19, 20, 21, 22, 25, 26, 27, 28, 29, 30, 31, 32, 88),
     "reduction": (47, 48, 49, 53),
@@ -276,12 +278,11 @@ def measure(modules: Mapping[str, str], options: argparse.Namespace, *, precisio
         old.unlink()
     for name, source in modules.items():
         (directory / name).write_text(source)
-    warpsmith = [sys.executable, "-c", "from orchestrator.commands.cli import main; main()"]
     settings = ["--budget", options.budget, "--trials", str(options.trials), "--precision", precision]
     settings += ["--results", str(options.out / "results.jsonl"), "--prepare-ahead", str(options.prepare_ahead)]
     settings += ["--gpus", str(options.gpus)]
     settings += ["--time-limit", options.time_limit] if options.time_limit else []
-    return subprocess.run([*warpsmith, "bench", str(directory), *settings], check=False).returncode
+    return subprocess.run([*WARPSMITH, "bench", str(directory), *settings], check=False).returncode
 
 
 def main() -> int:

@@ -1,27 +1,20 @@
 """Measures 24 memory-bound modules on the CPU target, against the faster of eager and torch.compile.
 
-    python -m benchmarks.timing.cpu_examples --out cpu [--only softmax gelu …] [--budget 30s]
-    python -m benchmarks.timing.cpu_examples --table docs/results/cpu_examples.jsonl
-    python -m benchmarks.timing.cpu_examples --record cpu/results.jsonl
+    python -m benchmarks.timing.cpu_examples --out FOLDER [--only softmax gelu …] [--budget 30s]
+    python -m benchmarks.timing.cpu_examples --table FOLDER
+    python -m benchmarks.timing.cpu_examples --record FOLDER
 
 The first writes one module each, runs `warpsmith bench` over them and prints the table with the bars that it is held
-to; it goes on where it stopped. The second only prints. The third writes `cpu_examples.jsonl` and `cpu_examples.md`
-beside this file, with the machine, the command and a note.
+to; it goes on where it stopped. The second only prints. The third writes `docs/results/cpu_examples.md` and `.jsonl`.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import math
-import os
-import platform
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from importlib.metadata import version
-from pathlib import Path
-from typing import Any
+
+from benchmarks.timing.module_tables import COLUMNS, ROOT, Row, bench, cells, markdown, parsed, read, write_page
 
 MODULE = """import torch
 import torch.nn.functional as F
@@ -82,9 +75,6 @@ EXAMPLES: dict[str, tuple[str, str, str]] = {
 GEOMEAN_BAR, LEAST_BAR = 1.3, 0.95
 """Least geometric mean of the speedups, and least speedup of any module, against the fastest baseline."""
 
-Row = dict[str, Any]
-"""One line of `warpsmith bench`."""
-
 
 def modules(examples: Mapping[str, tuple[str, str, str]] = EXAMPLES) -> dict[str, str]:
     """Name → source, in the order of the table."""
@@ -107,32 +97,11 @@ def shortfall(row: Row) -> str:
     return f"{found:.2f}x < {LEAST_BAR:g}x" if found < LEAST_BAR else ""
 
 
-COLUMNS = ["module", "eager", "compiled", "ours", "against fastest", "fastest", "against eager", "labels"]
-
-
-def cells(row: Row) -> list[str]:
-    """What a table says of a module: medians in µs and speedups; "-" for what was not measured."""
-    arms, compiled = row["arms_ns"], [ns for name, ns in row["arms_ns"].items() if name.startswith("compile")]
-    against, eager = row["speedup_fastest"], row["speedup_eager"]
-    return [
-        row["name"],
-        *(f"{ns / 1e3:.0f}" if ns else "-" for ns in (arms["eager"], min(compiled, default=0), arms.get("candidate"))),
-        "{median:.2f}x [{low:.2f}, {high:.2f}]".format(**against) if against else "-",
-        row["fastest_baseline"],
-        f"{eager['median']:.2f}x" if eager else "-",
-        ", ".join(row["labels"]) or "-",
-    ]
-
-
 def table(rows: Sequence[Row]) -> str:
     """The results as Markdown: medians in µs, then the geometric mean over all that were measured."""
-    columns = [*COLUMNS, "bar"]
-    lines = [f"| {' | '.join(columns)} |", f"| {' | '.join('---' for _ in columns)} |"]
     order = list(EXAMPLES)
-    for row in sorted(rows, key=lambda each: order.index(each["name"])):
-        missed = shortfall(row) or "met"
-        told = cells(row) if row.get("speedup_fastest") else [row["name"], *["-"] * (len(COLUMNS) - 1)]
-        lines.append(f"| {' | '.join([*told, missed])} |")
+    rows = sorted(rows, key=lambda each: order.index(each["name"]))
+    lines = markdown([*COLUMNS, "bar"], ([*cells(row), shortfall(row) or "met"] for row in rows))
     speedups = [row["speedup_fastest"]["median"] for row in rows if row.get("speedup_fastest")]
     if speedups:
         mean = math.exp(sum(map(math.log, speedups)) / len(speedups))
@@ -141,54 +110,16 @@ def table(rows: Sequence[Row]) -> str:
     return "\n".join(lines)
 
 
-def read(file: Path) -> list[Row]:
-    """The last line of each module that has ended."""
-    lines = map(json.loads, file.read_text().splitlines() if file.exists() else [])
-    return list({row["name"]: row for row in lines if row["verdict"] != "UNDER_WAY"}.values())
-
-
-def record(results: Path, note: str) -> None:
-    """Writes the committed files."""
-    rows = read(results)
-    here = Path(__file__).parents[2] / "docs" / "results" / "cpu_examples"
-    here.with_suffix(".jsonl").write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
-    machine = f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, torch {version('torch')}"
-    head = (
-        "# 24 modules on the CPU target\n\nMedians in µs of one call. *compiled* is the faster of the `torch.compile` "
-        "variants, *fastest* the fastest baseline.\nRaw lines: [cpu_examples.jsonl](cpu_examples.jsonl).\n\n"
-    )
-    command = "python -m benchmarks.timing.cpu_examples --out cpu"
-    tail = f"\n\n## Environment and command\n\n- {machine}. {note}\n- `{command}`\n"
-    here.with_suffix(".md").write_text(head + table(rows) + tail)
-
-
 def main() -> int:
     """Runs and prints; the exit code is the bench's."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    wanted = parser.add_mutually_exclusive_group(required=True)
-    wanted.add_argument("--out", type=Path, help="directory for the modules and results.jsonl")
-    wanted.add_argument("--table", type=Path, metavar="RESULTS", help="only print what these results say")
-    wanted.add_argument("--record", type=Path, metavar="RESULTS", help="write these results into docs/results")
-    parser.add_argument("--note", default="", help="with --record: what else was true of the machine")
-    parser.add_argument("--only", nargs="*", default=[], help="names, or beginnings of names, of the modules wanted")
-    parser.add_argument("--budget", default="30s", help="search budget of each module")
-    options = parser.parse_args()
+    options = parsed(__doc__, targets=["cpu"])
     if options.record:
-        record(options.record, options.note)
+        rows, place = read(options.record / "results.jsonl"), ROOT / "docs" / "results" / "cpu_examples.md"
+        command = "python -m benchmarks.timing.cpu_examples --out FOLDER"
+        write_page(place, rows, "# 24 modules on the CPU target\n\n", table(rows), command, options.note)
         return 0
-    if options.table:
-        print(table(read(options.table)))
-        return 0
-    directory = options.out / "modules"
-    directory.mkdir(parents=True, exist_ok=True)
-    for name, source in modules().items():
-        if not options.only or any(name.startswith(wanted) for wanted in options.only):
-            (directory / f"{name}.py").write_text(source)
-    results = options.out / "results.jsonl"
-    warpsmith = [sys.executable, "-c", "from orchestrator.commands.cli import main; main()"]
-    settings = ["--budget", options.budget, "--target", "cpu", "--results", str(results)]
-    code = subprocess.run([*warpsmith, "bench", str(directory), *settings], check=False).returncode
-    print(table(read(results)))
+    code = 0 if options.table else bench(modules(), options)
+    print(table(read((options.table or options.out) / "results.jsonl")))
     return code
 
 

@@ -15,14 +15,11 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
-import os
-import platform
 import re
 import statistics
 import subprocess
 import sys
 from collections.abc import Sequence
-from importlib.metadata import version
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -30,32 +27,28 @@ from typing import Any
 import torch
 
 import warpsmith
-from benchmarks.timing.cpu_examples import COLUMNS, Row, cells, read
+from benchmarks.timing.module_tables import (
+    COLUMNS,
+    ROOT,
+    WARPSMITH,
+    Row,
+    bench,
+    cells,
+    is_wanted,
+    markdown,
+    parsed,
+    read,
+    write_page,
+)
 
-ROOT = Path(__file__).parents[2]
-WARPSMITH = [sys.executable, "-c", "from orchestrator.commands.cli import main; main()"]
 LLAMA = "llama_layers"
 ROUNDS = 5
 """In each of which every variant of the Llama is timed for a second, one after the other."""
 
 
-def files(only: Sequence[str]) -> list[Path]:
-    """The examples whose names begin with one of `only`; all where that is empty."""
-    found = sorted((ROOT / "examples").glob("*.py"))
-    return [each for each in found if not only or each.stem.startswith(tuple(only))]
-
-
-def bench(options: argparse.Namespace) -> int:
-    """Runs `warpsmith bench` over the files; its exit code."""
-    directory = options.out / "modules"
-    directory.mkdir(parents=True, exist_ok=True)
-    for earlier in directory.glob("*.py"):  # of other names in `only`
-        earlier.unlink()
-    for path in files(options.only):
-        (directory / path.name).write_text(path.read_text())
-    told = ["--target", options.target, "--budget", options.budget, "--runs", str(options.out / "runs")]
-    command = [*WARPSMITH, "bench", str(directory), *told, "--results", str(options.out / "results.jsonl")]
-    return subprocess.run(command, check=False).returncode
+def sources() -> dict[str, str]:
+    """The files of `examples/`, name → text."""
+    return {path.stem: path.read_text() for path in sorted((ROOT / "examples").glob("*.py"))}
 
 
 def llama_example() -> ModuleType:
@@ -92,18 +85,14 @@ def found(folder: Path) -> list[Row]:
 
 def table(rows: Sequence[Row]) -> str:
     """The results as Markdown: medians in µs of one call, the verdict, and the whole Llama in ms."""
-    columns = [*COLUMNS, "verdict"]
-    lines = [f"| {' | '.join(columns)} |", f"| {' | '.join('---' for _ in columns)} |"]
-    measured = sorted((row for row in rows if row.get("arms_ns")), key=lambda row: row["name"])
-    lines += [f"| {' | '.join([*cells(row), row['verdict']])} |" for row in measured]
-    lines += [f"| {row['name']} {'| - ' * len(COLUMNS)}| {row['verdict']} |" for row in rows if not row.get("arms_ns")]
-    for row in measured:
+    rows = sorted(rows, key=lambda row: row["name"])
+    lines = markdown([*COLUMNS, "verdict"], ([*cells(row), row["verdict"]] for row in rows))
+    for row in rows:
         if "model_ms" in row:
             told = "The whole Llama takes {eager:.2f} ms in eager, {compile:.2f} ms under `torch.compile`"
-            swapped = (
-                ", {ours:.2f} ms with its four layers swapped." if row["verdict"] == "PASS" else "; none is swapped."
-            )
-            lines += ["", (told + swapped).format(**row["model_ms"])]
+            swapped = ", {ours:.2f} ms with its four layers swapped."
+            told += swapped if row["verdict"] == "PASS" else "; none is swapped."
+            lines += ["", told.format(**row["model_ms"])]
     return "\n".join(lines)
 
 
@@ -112,47 +101,30 @@ def record(folder: Path, note: str) -> None:
     rows = sorted(found(folder), key=lambda row: row["name"])
     options: dict[str, Any] = next(row["options"] for row in rows if row.get("options"))
     is_cuda = options["target"] == "cuda"
-    device = torch.cuda.get_device_name() if is_cuda else "CPU"
-    slug = re.sub(r"^nvidia_|\W", "", device.lower().replace(" ", "_")) if is_cuda else "cpu"
-    place = ROOT / "docs" / "results" / f"examples_{slug}.md"
-    place.with_suffix(".jsonl").write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
-    machine = f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores"
-    where = f"{device}, {machine}" if is_cuda else machine
+    device = torch.cuda.get_device_name().removeprefix("NVIDIA ") if is_cuda else "CPU"
+    place = ROOT / "docs" / "results" / f"examples_{re.sub(r'[^a-z0-9]', '', device.lower())}.md"
     given = f"--budget {options['budget']:g}s" + (" --target cuda" if is_cuda else "")
-    command = f"python -m benchmarks.timing.examples --out FOLDER {given}"
-    place.write_text(
-        f"# The examples on {'an ' if is_cuda else 'a '}{device.removeprefix('NVIDIA ')}\n\n"
-        "Every file of `examples/`, and the Llama of `examples/python`, whose row is one of its layers. Medians in µs "
-        "of one call.\n*compiled* is the faster of the `torch.compile` variants, *fastest* the fastest baseline, "
-        f"[labels and verdicts](../measurement.md).\nRaw lines: [{place.stem}.jsonl]({place.stem}.jsonl).\n\n"
-        f"{table(rows)}\n\n## Environment and command\n\n"
-        f"- {where}, torch {version('torch')}; {options['budget']:g} seconds of search each. {note}\n- `{command}`\n"
+    head = (
+        f"# The examples on {'an' if is_cuda else 'a'} {device}\n\nEvery file of `examples/`, and the Llama of "
+        "`examples/python`, whose row is one of its layers."
     )
+    note = f"{options['budget']:g} seconds of search each. {note}".rstrip()
+    write_page(place, rows, head, table(rows), f"python -m benchmarks.timing.examples --out FOLDER {given}", note)
 
 
 def main() -> int:
     """Runs and prints; the exit code is the bench's."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    wanted = parser.add_mutually_exclusive_group(required=True)
-    wanted.add_argument("--out", type=Path, help="directory for runs and results.jsonl")
-    wanted.add_argument("--table", type=Path, metavar="FOLDER", help="only print what was found there")
-    wanted.add_argument("--record", type=Path, metavar="FOLDER", help="write what was found there into docs/results")
-    parser.add_argument("--target", default="cpu", choices=["cpu", "cuda"])
-    parser.add_argument("--only", nargs="*", default=[], help="names, or beginnings of names, of the examples wanted")
-    parser.add_argument("--budget", default="30s", help="search budget of each")
-    parser.add_argument("--note", default="", help="with --record: what else was true of the machine")
-    options = parser.parse_args()
+    options = parsed(__doc__)
     if options.record:
         record(options.record, options.note)
         return 0
-    if options.table:
-        print(table(found(options.table)))
-        return 0
-    code = bench(options) if files(options.only) else 0
-    own = options.out / f"{LLAMA}.jsonl"
-    if not own.exists() and (not options.only or LLAMA.startswith(tuple(options.only))):
-        own.write_text(json.dumps(llama(options), ensure_ascii=False) + "\n")
-    print(table(found(options.out)))
+    code = 0
+    if options.out:
+        code = bench(sources(), options)
+        own = options.out / f"{LLAMA}.jsonl"
+        if not own.exists() and is_wanted(LLAMA, options):
+            own.write_text(json.dumps(llama(options), ensure_ascii=False) + "\n")
+    print(table(found(options.table or options.out)))
     return code
 
 

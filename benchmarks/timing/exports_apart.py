@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.timing import cpu_examples
+from benchmarks.timing.module_tables import WARPSMITH
 
 ARMS = ("eager", "compile", "export")
 MEMORY = {"plain": {}, "kept": {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(1 << 40)}}
@@ -108,9 +109,8 @@ def apart(module: Path, export: Path, options: argparse.Namespace, draw: random.
 
 def row_of(module: Path, options: argparse.Namespace, draw: random.Random) -> Row:
     """What is told of a module, and what its export takes apart."""
-    warpsmith = [sys.executable, "-c", "from orchestrator.commands.cli import main; main()"]
     runs = str(options.out / "runs")
-    command = [*warpsmith, "optimize", str(module), "--target", "cpu", "--budget", options.budget, "--runs", runs]
+    command = [*WARPSMITH, "optimize", str(module), "--target", "cpu", "--budget", options.budget, "--runs", runs]
     ran = subprocess.run([*command, "--fresh", "--json"], stdout=subprocess.PIPE, text=True, check=False)
     (told,) = json.loads(ran.stdout)["tasks"]
     row = {"name": module.stem, "verdict": told["verdict"], "arms_ns": told.get("arms_ns", {})}
@@ -119,7 +119,7 @@ def row_of(module: Path, options: argparse.Namespace, draw: random.Random) -> Ro
     }
     export = options.out / f"{module.stem}_export.py"
     export.unlink(missing_ok=True)
-    subprocess.run([*warpsmith, "export", "last", "--runs", runs, "-o", str(export)], check=False)
+    subprocess.run([*WARPSMITH, "export", "last", "--runs", runs, "-o", str(export)], check=False)
     if export.exists():
         row["apart_ns"] = apart(module, export, options, draw)
     return row

@@ -22,11 +22,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.timing import cpu_examples
+from benchmarks.timing.module_tables import WARPSMITH
 
 LEAST, MOST = 1.2, 2.0
 """Speedups over the fastest baseline of kernels that are judged again."""
 MOST_REFUSED = 1
-_WARPSMITH = [sys.executable, "-c", "from orchestrator.commands.cli import main; main()"]
 _SPIN = "import os\nparent = os.getppid()\nwhile os.getppid() == parent: sum(range(1 << 16))"
 
 Row = dict[str, Any]
@@ -50,8 +50,8 @@ def records(options: argparse.Namespace) -> list[Path]:
                 runs,
                 "--fresh",
             ]
-            subprocess.run([*_WARPSMITH, *command], stdout=subprocess.DEVNULL, check=False)
-            shown = [*_WARPSMITH, "show", "last", "--runs", runs, "--record"]
+            subprocess.run([*WARPSMITH, *command], stdout=subprocess.DEVNULL, check=False)
+            shown = [*WARPSMITH, "show", "last", "--runs", runs, "--record"]
             record.write_text(subprocess.run(shown, stdout=subprocess.PIPE, text=True, check=False).stdout)
         if LEAST <= _speedup(record) <= MOST:
             found.append(record)
@@ -79,7 +79,7 @@ def busy(count: int) -> Iterator[None]:
 
 def judged(record: Path, options: argparse.Namespace) -> Row:
     """What `warpsmith verify` says of a record now."""
-    command = [*_WARPSMITH, "verify", str(record), "--json", "--runs", str(options.out / "runs")]
+    command = [*WARPSMITH, "verify", str(record), "--json", "--runs", str(options.out / "runs")]
     ran = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
     about = {"name": record.name.removesuffix(".record.json"), "load": options.load, "recorded": _speedup(record)}
     if not ran.stdout:

@@ -17,6 +17,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.timing.module_tables import WARPSMITH
+
 SHAPES = (
     (1, 1048576), (4, 262144), (16, 16384), (16, 262144), (32, 65536),
     (128, 131072), (4096, 1024), (4096, 16384), (4096, 393216), (1048576, 64),
@@ -169,9 +171,8 @@ def main() -> int:
         if not options.only or any(name.startswith(wanted) for wanted in options.only):
             (directory / f"{name}.py").write_text(source)
     results = options.out / "results.jsonl"
-    warpsmith = [sys.executable, "-c", "from orchestrator.commands.cli import main; main()"]
     settings = ["--budget", options.budget, "--results", str(results)]
-    code = subprocess.run([*warpsmith, "bench", str(directory), *settings], check=False).returncode
+    code = subprocess.run([*WARPSMITH, "bench", str(directory), *settings], check=False).returncode
     print(table(read(results)))
     return code
 

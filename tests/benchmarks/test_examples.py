@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from argparse import Namespace
 from pathlib import Path
+from subprocess import CompletedProcess
 from typing import Any
 
 import pytest
 
-from benchmarks.timing import examples
+from benchmarks.timing import examples, module_tables
 
 ROOT = Path(__file__).parents[2]
 FOUND = {"median": 2.0, "low": 1.9, "high": 2.1}
@@ -29,11 +31,26 @@ def line(name: str, **more: Any) -> examples.Row:
 
 
 def test_every_example_and_the_llama_is_measured_and_explained() -> None:
-    names = {path.stem for path in examples.files([])} | {examples.LLAMA}
+    names = {*examples.sources(), examples.LLAMA}
     explained = (ROOT / "examples" / "README.md").read_text()
     assert len(names) >= 12
     assert not [name for name in names if f"`{name}.py`" not in explained]
-    assert [path.stem for path in examples.files(["soft", "rotary"])] == ["rotary_embedding", "softmax"]
+
+
+def test_only_the_modules_wanted_are_benched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    called: list[list[str]] = []
+    monkeypatch.setattr(
+        module_tables.subprocess, "run", lambda command, **_: called.append(command) or CompletedProcess(command, 0)
+    )
+    options = Namespace(out=tmp_path, target="cpu", budget="10s", only=["soft"])
+    assert module_tables.bench({"softmax": "a", "rotary": "b"}, options) == 0
+    assert [path.name for path in (tmp_path / "modules").iterdir()] == ["softmax.py"]
+    options.only = ["rot"]
+    module_tables.bench({"softmax": "a", "rotary": "b"}, options)
+    assert [path.name for path in (tmp_path / "modules").iterdir()] == ["rotary.py"]
+    options.only = [examples.LLAMA]
+    module_tables.bench({"softmax": "a", "rotary": "b"}, options)
+    assert [command[command.index("bench") + 1] for command in called] == [str(tmp_path / "modules")] * 2
 
 
 def test_the_page_has_a_row_for_each_and_the_whole_llama(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
