@@ -26,7 +26,7 @@ from gpu_bench import truths
 
 pytestmark = pytest.mark.hostile
 
-SEED, COUNT, WORKERS = 19, 200, max(1, min(2, len(os.sched_getaffinity(0))))
+SEED, POOL, TIMES, WORKERS = 19, 1000, 2, max(1, min(2, len(os.sched_getaffinity(0))))
 HONEST_COUNT = 12
 CASES = list(cases(Path(__file__).parent / "cases"))
 VIEWS = ("a view of the input", "an input that both change and return")
@@ -72,14 +72,14 @@ def final_bench(setting: Setting) -> Iterator[Bench]:
 
 @pytest.mark.timeout(1800)
 def test_no_attack_of_a_fixed_slice_is_believed(setting: Setting) -> None:
-    attacks = {str(number): drawn_attacks.drawn(SEED, number) for number in range(COUNT)}
+    attacks = {str(attack.number): attack for attack in drawn_attacks.a_slice(SEED, POOL, TIMES)}
     jobs = [Job(n, a.text, a.reference.text("cpu"), is_wrong=a.is_wrong) for n, a in attacks.items()]
     found = list(judged(jobs, setting, WORKERS))
-    assert len(found) == COUNT
+    assert len(found) == len(attacks)
     believed = [f"{job.name}: {attacks[job.name].parts}: {told}" for job, is_believed, told in found if is_believed]
     broken = [f"{job.name}: {attacks[job.name].parts}: {told}" for job, _, told in found if told.verdict == "BROKEN"]
     assert not believed, "\n".join(believed)
-    assert len(broken) <= COUNT // 100, "\n".join(broken)
+    assert len(broken) <= 1, "\n".join(broken)
 
 
 @pytest.mark.timeout(900)

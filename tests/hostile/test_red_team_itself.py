@@ -9,6 +9,8 @@ import json
 import os
 import subprocess
 import sys
+from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ import drawn_attacks
 import ledger
 import rehearsal
 import where_it_hides
+from drawn_attacks import Attack
 from dropped_cases import Case, cases
 from judging_bench import Told
 
@@ -30,6 +33,21 @@ def test_seed_and_number_name_an_attack() -> None:
     assert drawn_attacks.drawn(3, 7) == drawn_attacks.drawn(3, 7)
     texts = {drawn_attacks.drawn(3, number).text for number in range(100)}
     assert len(texts) == 100
+
+
+def test_a_slice_has_each_two_kinds_together_and_each_module() -> None:
+    def told(attacks: Iterable[Attack]) -> Counter[tuple[str, ...]]:
+        counts: Counter[tuple[str, ...]] = Counter()
+        for attack in attacks:
+            kinds = attack.kinds
+            counts.update([("gives and knows", kinds["gives"], kinds["knows"])])
+            counts.update([("hides and slows", kinds["hides"], kinds["slows"]), ("module", attack.reference.name)])
+        return counts
+
+    chosen = drawn_attacks.a_slice(19, pool=1000, times=2)
+    assert set(told(chosen)) == set(told(drawn_attacks.drawn(19, number) for number in range(1000)))
+    assert min(told(chosen).values()) == 2
+    assert len(chosen) == len({attack.number for attack in chosen}) < 100
 
 
 def test_whatever_is_drawn_compiles() -> None:

@@ -8,7 +8,9 @@ tells a speedup.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import random
+from collections import Counter
 from dataclasses import dataclass
 
 import how_it_knows
@@ -92,6 +94,25 @@ def drawn(seed: int, number: int, target: str = "cpu") -> Attack:
         composed((knows, gives, hides, slows), reference, target),
         knows_kind == "nothing" and gives.is_wrong and (reference.has_parameters or not gives.needs_parameters),
     )
+
+
+def a_slice(seed: int, pool: int, times: int) -> list[Attack]:
+    """Few of the first `pool` attacks: each two kinds that go together do so `times` times, as each module is there."""
+    left = {attack: _traits(attack) for attack in (drawn(seed, number) for number in range(pool))}
+    needed = {trait: min(times, count) for trait, count in Counter(itertools.chain(*left.values())).items()}
+    chosen = []
+    while any(needed.values()):
+        best = max(left, key=lambda attack: sum(needed[trait] > 0 for trait in left[attack]))
+        for trait in left.pop(best):
+            needed[trait] = max(0, needed[trait] - 1)
+        chosen.append(best)
+    return chosen
+
+
+def _traits(attack: Attack) -> set[frozenset[tuple[str, str]]]:
+    """Each two of its kinds, and its module."""
+    pairs = itertools.combinations(attack.kinds.items(), 2)
+    return {frozenset({("module", attack.reference.name)}), *map(frozenset, pairs)}
 
 
 def composed(parts: tuple[Part, Part, Part, Part], reference: Reference, target: str) -> str:
