@@ -24,6 +24,7 @@ _SIZES = {
     tensor_pb2.DTYPE_FLOAT64: 8, tensor_pb2.DTYPE_INT64: 8, tensor_pb2.DTYPE_FLOAT32: 4, tensor_pb2.DTYPE_INT32: 4,
     tensor_pb2.DTYPE_FLOAT16: 2, tensor_pb2.DTYPE_BFLOAT16: 2, tensor_pb2.DTYPE_INT16: 2,
     tensor_pb2.DTYPE_INT8: 1, tensor_pb2.DTYPE_UINT8: 1, tensor_pb2.DTYPE_BOOL: 1,
+    tensor_pb2.DTYPE_FLOAT8_E4M3FN: 1, tensor_pb2.DTYPE_FLOAT8_E5M2: 1,
 }  # fmt: skip
 
 

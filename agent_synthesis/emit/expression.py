@@ -90,7 +90,7 @@ class Function:
         reference = self.nest.buffer(buffer)
         if self.reads_bytes(reference):
             return f"({element} != 0)"
-        return f"ws::widen({element})" if reference.type in (Type.F16, Type.BF16) else element
+        return f"ws::widen({element})" if reference.type.is_widened else element
 
     def reads_bytes(self, buffer: BufferRef) -> bool:
         """Whether truth values are read as bytes: a masked softmax of 16x512x512 takes 60 ms with `bool`, 2.7 so."""

@@ -11,6 +11,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+import torch
+
 from agent_synthesis.nests.ir import ARG_REDUCTIONS, Call, Index, Literal, Quotient, Reduction, Remainder, Type
 
 
@@ -31,6 +33,9 @@ class Dialect:
         return self.storage[type_.compute]
 
 
+_SATURATES = bool(torch.isfinite(torch.tensor(1e4).to(torch.float8_e4m3fn).float()))
+_E4M3 = f"ws::float8_e4m3<{str(_SATURATES).lower()}>"
+"""What is too large for it becomes what this version of PyTorch makes of it."""
 _SHARED_NAMES = {
     Type.F64: "double",
     Type.F32: "float",
@@ -39,6 +44,8 @@ _SHARED_NAMES = {
     Type.I8: "std::int8_t",
     Type.U8: "std::uint8_t",
     Type.BOOL: "bool",
+    Type.E4M3: _E4M3,
+    Type.E5M2: "ws::float8_e5m2",
 }
 
 CPP = Dialect(
@@ -59,6 +66,8 @@ CUDA = Dialect(
         Type.I8: "ws::int8",
         Type.U8: "ws::uint8",
         Type.BOOL: "bool",
+        Type.E4M3: _E4M3,
+        Type.E5M2: "ws::float8_e5m2",
     },
     "ws::int64",
 )
@@ -74,6 +83,10 @@ _INFIX = {
 _COMPARISONS = frozenset({"eq", "ne", "lt", "le", "gt", "ge"})
 _WRAPPING = {"add": "wrap_add", "sub": "wrap_sub", "mul": "wrap_mul", "div": "trunc_div"}
 _FUNCTIONS = {"abs": "fabs", "fmod": "fmod_any"}
+_OF_A_TYPE = frozenset({
+    "max", "min", "floor_div", "trunc_div", "fmod", "remainder", "sign", "shift_left", "shift_right",
+})  # fmt: skip
+"""Whose functions are told the type."""
 
 
 @dataclass(frozen=True)
@@ -112,8 +125,8 @@ def literal(value: float | int | bool, type_: Type, dialect: Dialect) -> str:
 
 
 def convert(value: str, source: Type, target: Type, dialect: Dialect, *, store: bool = False) -> str:
-    """A value converted as `torch.Tensor.to` does; 16-bit floats stay widened unless they are stored."""
-    if target in (Type.F16, Type.BF16):
+    """A value converted as `torch.Tensor.to` does; short floats stay widened unless they are stored."""
+    if target.is_widened:
         single = convert(value, source, Type.F32, dialect)
         if store:
             return f"ws::narrow<{dialect.storage[target]}>({single})"
@@ -155,7 +168,7 @@ def call_text(call: Call, arguments: list[Text], dialect: Dialect) -> Text:
         ]
         sources = [type_.compute] * len(arguments)
     text = _operation_text(operation, type_.compute, arguments, sources, call, dialect)
-    if type_ in (Type.F16, Type.BF16):
+    if type_.is_widened:
         return Text(f"ws::rounded_to<{dialect.storage[type_]}>({text.text})")
     if type_ is not Type.BOOL and operation in _COMPARISONS | {"and", "or", "xor", "not", "isnan", "isinf"}:
         return Text(f"static_cast<{dialect.storage[type_]}>({text.text})")
@@ -208,7 +221,7 @@ def _operation_text(
         narrow_bits = operation.startswith("bitwise") and type_ in (Type.I8, Type.I16, Type.U8)
         return Text(f"static_cast<{kind}>({text})") if narrow_bits else Text(text, False)
     name = dialect.functions.get(operation) or _FUNCTIONS.get(operation, operation)
-    explicit = f"<{kind}>" if operation in ("max", "min", "floor_div", "trunc_div", "fmod", "remainder", "sign") else ""
+    explicit = f"<{kind}>" if operation in _OF_A_TYPE else ""
     return Text(f"ws::{name}{explicit}({', '.join(a.text for a in arguments)})")
 
 

@@ -111,6 +111,17 @@ template <class T> WS_INLINE T wrap_mul(T a, T b) { return static_cast<T>(wrappi
 template <class T> WS_INLINE T wrap_neg(T a) { return static_cast<T>(wrapping<T>(0) - wrapping<T>(a)); }
 template <class T> WS_INLINE T wrap_abs(T a) { return a < T(0) ? wrap_neg(a) : a; }
 
+// By fewer bits than there are, as PyTorch has it: by more, or by less than none, nothing or the sign is left.
+template <class T> WS_INLINE T shift_left(T a, T b) {
+  constexpr int kBits = 8 * sizeof(T);
+  return b < T(0) || b >= T(kBits) ? T(0) : static_cast<T>(wrapping<T>(a) << static_cast<int>(b));
+}
+template <class T> WS_INLINE T shift_right(T a, T b) {
+  constexpr int kMost = 8 * sizeof(T) - 1;
+  const int places = b < T(0) || b > T(kMost) ? kMost : static_cast<int>(b);
+  return !is_signed<T> && (b < T(0) || b > T(kMost)) ? T(0) : static_cast<T>(a >> places);
+}
+
 template <class T> WS_INLINE T integer_pow(T base, T exponent) {
   if (exponent < T(0)) {
     const T unit = exponent % T(2) != T(0) ? base : T(1);

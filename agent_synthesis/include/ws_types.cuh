@@ -23,10 +23,48 @@ template <> WS_INLINE double quiet_nan<double>() { return __longlong_as_double(0
 WS_INLINE float widen(half value) { return ptx::float_of_half(value.bits); }
 WS_INLINE float widen(bfloat16 value) { return __int_as_float(static_cast<int>(value.bits) << 16); }
 
+// Floats of 8 bits: of four bits of exponent, which have no infinity and one NaN, and of five. What is too large for four bits
+// becomes the largest number, or with earlier versions of PyTorch NaN.
+template <bool kSaturates> struct float8_e4m3 { uint8 bits; };
+struct float8_e5m2 { uint8 bits; };
+
+template <bool kSaturates> WS_INLINE float widen(float8_e4m3<kSaturates> value) {
+  const unsigned magnitude = value.bits & 0x7fu;
+  const unsigned finite = __float_as_uint(__uint_as_float(magnitude << 20) * 0x1p120f);
+  return __uint_as_float((value.bits & 0x80u) << 24 | (magnitude == 0x7fu ? 0x7fc00000u : finite));
+}
+WS_INLINE float widen(float8_e5m2 value) {
+  const unsigned magnitude = (value.bits & 0x7fu) << 21;
+  const unsigned finite = __float_as_uint(__uint_as_float(magnitude) * 0x1p112f);
+  return __uint_as_float((value.bits & 0x80u) << 24 | (magnitude >= 0x0f800000u ? magnitude | 0x7f800000u : finite));
+}
+
 // `narrow<T>(x)` rounds to nearest, ties to even, as PyTorch's conversions do.
 template <class T> WS_INLINE T narrow(float value);
 template <> WS_INLINE half narrow<half>(float value) { return {ptx::half_of_float(value)}; }
 template <> WS_INLINE bfloat16 narrow<bfloat16>(float value) { return {ptx::bfloat16_of_float(value)}; }
+
+// Adding a power of two lets the adder round at the spacing of subnormal numbers, 2^-9 and 2^-16.
+template <bool kSaturates> WS_INLINE float8_e4m3<kSaturates> narrow_to_e4m3(float value) {
+  const unsigned bits = __float_as_uint(value), magnitude = bits & 0x7fffffffu;
+  const unsigned normal = (magnitude - (120u << 23) + 0x7ffffu + (magnitude >> 20 & 1u)) >> 20;
+  const unsigned subnormal = __float_as_uint(__uint_as_float(magnitude) + 0x1p14f) - __float_as_uint(0x1p14f);
+  unsigned result = magnitude < (121u << 23) ? subnormal : normal;
+  result = magnitude > 0x43e80000u ? (kSaturates ? 0x7eu : 0x7fu) : result;
+  result = magnitude > 0x7f800000u ? 0x7fu : result;
+  return {static_cast<uint8>(result | (bits >> 24 & 0x80u))};
+}
+template <> WS_INLINE float8_e4m3<true> narrow<float8_e4m3<true>>(float value) { return narrow_to_e4m3<true>(value); }
+template <> WS_INLINE float8_e4m3<false> narrow<float8_e4m3<false>>(float value) { return narrow_to_e4m3<false>(value); }
+template <> WS_INLINE float8_e5m2 narrow<float8_e5m2>(float value) {
+  const unsigned bits = __float_as_uint(value), magnitude = bits & 0x7fffffffu;
+  const unsigned normal = (magnitude - (112u << 23) + 0xfffffu + (magnitude >> 21 & 1u)) >> 21;
+  const unsigned subnormal = __float_as_uint(__uint_as_float(magnitude) + 0x1p7f) - __float_as_uint(0x1p7f);
+  unsigned result = magnitude < (113u << 23) ? subnormal : normal;
+  result = magnitude >= 0x47700000u ? 0x7cu : result;
+  result = magnitude > 0x7f800000u ? 0x7fu : result;
+  return {static_cast<uint8>(result | (bits >> 24 & 0x80u))};
+}
 
 // The value of a float after a round trip through a narrower type.
 template <class T> WS_INLINE float rounded_to(float value) { return widen(narrow<T>(value)); }

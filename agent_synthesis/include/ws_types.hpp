@@ -30,6 +30,22 @@ WS_INLINE float widen(half value) {
 
 WS_INLINE float widen(bfloat16 value) { return float_of(static_cast<std::uint32_t>(value.bits) << 16); }
 
+// Floats of 8 bits: of four bits of exponent, which have no infinity and one NaN, and of five. What is too large for four bits
+// becomes the largest number, or with earlier versions of PyTorch NaN.
+template <bool kSaturates> struct float8_e4m3 { std::uint8_t bits; };
+struct float8_e5m2 { std::uint8_t bits; };
+
+template <bool kSaturates> WS_INLINE float widen(float8_e4m3<kSaturates> value) {
+  const std::uint32_t magnitude = value.bits & 0x7fu;
+  const std::uint32_t finite = bits_of(float_of(magnitude << 20) * 0x1p120f);
+  return float_of((value.bits & 0x80u) << 24 | (magnitude == 0x7fu ? 0x7fc00000u : finite));
+}
+WS_INLINE float widen(float8_e5m2 value) {
+  const std::uint32_t magnitude = (value.bits & 0x7fu) << 21;
+  const std::uint32_t finite = bits_of(float_of(magnitude) * 0x1p112f);
+  return float_of((value.bits & 0x80u) << 24 | (magnitude >= 0x0f800000u ? magnitude | 0x7f800000u : finite));
+}
+
 // `narrow<T>(x)` rounds to nearest, ties to even, as PyTorch's conversions do.
 template <class T> WS_INLINE T narrow(float value);
 
@@ -49,6 +65,28 @@ template <> WS_INLINE bfloat16 narrow<bfloat16>(float value) {
   const std::uint32_t bits = bits_of(value);
   const std::uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
   return {static_cast<std::uint16_t>((bits & 0x7fffffffu) > 0x7f800000u ? 0x7fc0u : rounded)};
+}
+
+// Adding a power of two lets the adder round at the spacing of subnormal numbers, 2^-9 and 2^-16.
+template <bool kSaturates> WS_INLINE float8_e4m3<kSaturates> narrow_to_e4m3(float value) {
+  const std::uint32_t bits = bits_of(value), magnitude = bits & 0x7fffffffu;
+  const std::uint32_t normal = (magnitude - (120u << 23) + 0x7ffffu + (magnitude >> 20 & 1u)) >> 20;
+  const std::uint32_t subnormal = bits_of(float_of(magnitude) + 0x1p14f) - bits_of(0x1p14f);
+  std::uint32_t result = magnitude < (121u << 23) ? subnormal : normal;
+  result = magnitude > 0x43e80000u ? (kSaturates ? 0x7eu : 0x7fu) : result;
+  result = magnitude > 0x7f800000u ? 0x7fu : result;
+  return {static_cast<std::uint8_t>(result | (bits >> 24 & 0x80u))};
+}
+template <> WS_INLINE float8_e4m3<true> narrow<float8_e4m3<true>>(float value) { return narrow_to_e4m3<true>(value); }
+template <> WS_INLINE float8_e4m3<false> narrow<float8_e4m3<false>>(float value) { return narrow_to_e4m3<false>(value); }
+template <> WS_INLINE float8_e5m2 narrow<float8_e5m2>(float value) {
+  const std::uint32_t bits = bits_of(value), magnitude = bits & 0x7fffffffu;
+  const std::uint32_t normal = (magnitude - (112u << 23) + 0xfffffu + (magnitude >> 21 & 1u)) >> 21;
+  const std::uint32_t subnormal = bits_of(float_of(magnitude) + 0x1p7f) - bits_of(0x1p7f);
+  std::uint32_t result = magnitude < (113u << 23) ? subnormal : normal;
+  result = magnitude >= 0x47700000u ? 0x7cu : result;
+  result = magnitude > 0x7f800000u ? 0x7fu : result;
+  return {static_cast<std::uint8_t>(result | (bits >> 24 & 0x80u))};
 }
 
 // The value of a float after a round trip through a narrower type.

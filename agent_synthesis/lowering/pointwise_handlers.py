@@ -199,6 +199,11 @@ for _name in ("and", "or", "xor"):
         lambda a, b, _name=_name: op(_name if a.type is Type.BOOL else f"bitwise_{_name}", a, b),
         2,
     )
+for _names, _shift in (
+    ("__lshift__ bitwise_left_shift", "shift_left"),
+    ("__rshift__ bitwise_right_shift", "shift_right"),
+):
+    _number(_names, lambda a, b, _shift=_shift: op(_shift, a, b), 2)
 
 
 def _choose(tracer: Tracer, out: torch.Tensor, condition: Any, yes: Any, no: Any) -> Symbol:

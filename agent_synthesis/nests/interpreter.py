@@ -277,6 +277,7 @@ OPERATIONS: Mapping[str, Callable[..., torch.Tensor]] = {
     ),
     "max": torch.maximum, "min": torch.minimum, "not": torch.logical_not, "and": torch.logical_and,
     "or": torch.logical_or, "xor": torch.logical_xor,
+    "shift_left": torch.bitwise_left_shift, "shift_right": torch.bitwise_right_shift,
     "floor_div": lambda a, b: torch.div(a, b, rounding_mode="floor"),
     "trunc_div": lambda a, b: torch.div(a, b, rounding_mode="trunc"),
     "gather": lambda memory, offset: memory[offset],

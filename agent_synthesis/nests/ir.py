@@ -30,6 +30,8 @@ class Type(enum.Enum):
     F32 = "f32"
     F16 = "f16"
     BF16 = "bf16"
+    E4M3 = "e4m3"
+    E5M2 = "e5m2"
     I64 = "i64"
     I32 = "i32"
     I16 = "i16"
@@ -45,17 +47,22 @@ class Type(enum.Enum):
     @property
     def is_float(self) -> bool:
         """Whether it is a floating-point type."""
-        return self in (Type.F64, Type.F32, Type.F16, Type.BF16)
+        return self in (Type.F64, Type.F32) or self.is_widened
+
+    @property
+    def is_widened(self) -> bool:
+        """Whether it is a float of 16 or 8 bits, which is computed in f32."""
+        return self in (Type.F16, Type.BF16, Type.E4M3, Type.E5M2)
 
     @property
     def compute(self) -> Type:
-        """Type that arithmetic on it is done in: 16-bit floats widen to f32, as PyTorch's own kernels do."""
-        return Type.F32 if self in (Type.F16, Type.BF16) else self
+        """Type that arithmetic on it is done in: short floats widen to f32, as in PyTorch's own kernels."""
+        return Type.F32 if self.is_widened else self
 
 
 _SIZE_BYTES = {
     Type.F64: 8, Type.F32: 4, Type.F16: 2, Type.BF16: 2, Type.I64: 8,
-    Type.I32: 4, Type.I16: 2, Type.I8: 1, Type.U8: 1, Type.BOOL: 1,
+    Type.I32: 4, Type.I16: 2, Type.I8: 1, Type.U8: 1, Type.BOOL: 1, Type.E4M3: 1, Type.E5M2: 1,
 }  # fmt: skip
 
 
@@ -261,7 +268,7 @@ OPERATIONS: Mapping[str, int] = {
     "add": 2, "sub": 2, "mul": 2, "div": 2, "floor_div": 2, "trunc_div": 2, "fmod": 2, "remainder": 2,
     "pow": 2, "atan2": 2, "max": 2, "min": 2, "eq": 2, "ne": 2, "lt": 2, "le": 2, "gt": 2, "ge": 2,
     "and": 2, "or": 2, "xor": 2, "bitwise_and": 2, "bitwise_or": 2, "bitwise_xor": 2,
-    "where": 3, "gather": 2,
+    "shift_left": 2, "shift_right": 2, "where": 3, "gather": 2,
 }  # fmt: skip
 """Operation → number of arguments. `max` and `min` give NaN when either argument is NaN, as PyTorch does. `gather` is
 the element of a `Memory` at an offset of type I64; code that makes it keeps the offset inside the buffer."""

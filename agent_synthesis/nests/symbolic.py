@@ -65,11 +65,18 @@ def op(name: str, *arguments: Expression) -> Expression:
     return Call(name, arguments, arguments[-1].type)
 
 
+EXACT_IN_16_BITS = frozenset({Type.I8, Type.U8, Type.BOOL})
+"""Types all of whose values a float of 16 bits has."""
+
+
 def cast(value: Expression, type_: Type) -> Expression:
-    """The value converted to a type; nothing where it has it already."""
+    """The value converted to a type; nothing where it has it already, or had it but for a type that holds all of it."""
     if value.type is type_:
         return value
-    if isinstance(value, Literal) and type_ not in (Type.F16, Type.BF16) and math.isfinite(value.value):
+    match value:
+        case Call("cast", (inner,), Type.F16 | Type.BF16) if inner.type in EXACT_IN_16_BITS and type_ is Type.F32:
+            return Call("cast", (inner,), type_)
+    if isinstance(value, Literal) and not type_.is_widened and math.isfinite(value.value):
         return literal(value.value, type_)
     return Call("cast", (value,), type_)
 

@@ -13,6 +13,7 @@ from types import MappingProxyType
 import torch
 
 from gpu_bench.values import inputs
+from warpsmith.graphs import dtypes
 from warpsmith.v1 import judging_pb2, verdict_pb2
 
 AS_TRAINED = frozenset({verdict_pb2.VALUE_FAMILY_MIXED, verdict_pb2.VALUE_FAMILY_RARE})
@@ -69,7 +70,7 @@ def vary(
             if is_drawn and name in drawn:
                 tensor.copy_(drawn[name])
             if tensor.is_floating_point() or tensor.is_complex():
-                held = _computable(tensor)
+                held = dtypes.computable(tensor)
                 _scale(held, generator)
                 if as_trained and name in trainable and not held.is_complex():
                     _grow(held)
@@ -101,12 +102,7 @@ def has_signs(tensor: torch.Tensor) -> bool:
     """Whether a parameter has zeros or a sign that training may change."""
     if not tensor.is_floating_point() or is_zero(tensor):
         return False
-    return bool((tensor == 0).any()) or _is_one_sided(_computable(tensor))
-
-
-def _computable(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor, or a copy in float32 of one of 8-bit floats, which nothing computes with."""
-    return tensor.float() if tensor.is_floating_point() and tensor.element_size() == 1 else tensor
+    return bool((tensor == 0).any()) or _is_one_sided(dtypes.computable(tensor))
 
 
 def is_zero(tensor: torch.Tensor) -> bool:

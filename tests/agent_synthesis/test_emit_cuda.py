@@ -184,8 +184,11 @@ def _fits(name: str, type_: Type) -> bool:
         return name in (
             "cast", "neg", "abs", "sign", "add", "sub", "mul", "floor_div", "trunc_div", "fmod", "remainder", "pow",
             "max", "min", "eq", "lt", "and", "not", "bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_not", "where",
+            "shift_left", "shift_right",
         )  # fmt: skip
-    return name != "gather" and not name.startswith("bitwise")  # gather needs a whole buffer: see test_breadth
+    return name != "gather" and not name.startswith(
+        ("bitwise", "shift")
+    )  # gather needs a whole buffer: see test_breadth
 
 
 @pytest.mark.parametrize("source", [Type.F32, Type.F64, Type.F16, Type.BF16, Type.I64, Type.U8, Type.BOOL])

@@ -114,12 +114,15 @@ POINTWISE = [
     lambda x, y: torch.lerp(x, y, 0.3), lambda x, y: torch.addcmul(x, y, y, value=0.5) + torch.addcdiv(x, x, y),
     lambda x, _: x.floor() + x.ceil() + x.trunc() + x.round() + x.sign() + x.neg() + x.square(),
     lambda x, _: x.masked_fill(x > 1, 7.0), lambda x, _: torch.erf(x) + torch.expm1(x / 4) + torch.exp2(x),
-    lambda x, _: x.to(torch.float16).float() * 3, lambda x, _: x.int() + 1, lambda x, _: (x > 0).float() * 2,
+    lambda x, _: x.to(torch.float16).float() * 3, lambda x, _: (x * 99).to(torch.float8_e4m3fn).float(),
+    lambda x, y: (x * y).to(torch.bfloat16).to(torch.float8_e5m2).to(torch.bfloat16).float(),
+    lambda x, _: x.int() + 1, lambda x, _: (x > 0).float() * 2,
     lambda x, _: torch.full_like(x, 2.0) + torch.zeros(30) + torch.arange(30), lambda x, _: x + torch.tensor(2.5),
     lambda x, _: x.tril() + x.triu(2), lambda x, y: torch.logical_xor(x > 0, y > 0.5),
     lambda x, _: torch.arange(0, 3.0, 0.1) * x, lambda x, y: x.clone().contiguous() - y.double(),
     lambda x, y: torch.logical_not(x) | torch.logical_and(x, y), lambda x, y: torch.fmax(x, y) + torch.fmin(x, y),
-    lambda x, y: F.prelu(x, y[0, :1]),
+    lambda x, y: F.prelu(x, y[0, :1]), lambda x, _: (x * 9).int() << 2, lambda x, y: (x * 90).int() >> (y * 9).int(),
+    lambda x, y: (x * 9).to(torch.uint8) >> 4 | torch.bitwise_left_shift((y * 9).to(torch.uint8), 3),
 ]  # fmt: skip
 
 

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from warpsmith.errors import BadInput
-from warpsmith.graphs import aten, dtypes
+from warpsmith.graphs import aten, dtypes, scaled_products
+from warpsmith.graphs.capture import capture
 from warpsmith.v1 import tensor_pb2
 
 
@@ -61,3 +62,43 @@ def test_a_spec_tells_layout_and_span() -> None:
     assert (list(spec.shape), list(spec.strides)) == ([4, 3], [6, 2])
     assert dtypes.element_span(spec) == 23
     assert dtypes.element_span(dtypes.spec_of(torch.zeros(0, 3))) == 0
+
+
+BLOCKS = {
+    # scales of the left and of the right, of a product of (16, 32) and (32, 48)
+    "one": ((1,), (1,)),
+    "rows and columns": ((16, 1), (1, 48)),
+    "blocks": ((16, 2), (2, 3)),
+}
+
+
+@pytest.mark.parametrize("blocks", BLOCKS)
+def test_floats_of_8_bits_have_a_truth(blocks: str) -> None:
+    scale_left, scale_right = (torch.rand(shape, dtype=torch.float64) + 0.5 for shape in BLOCKS[blocks])
+    left, right = (torch.randn(shape).to(torch.float8_e4m3fn) for shape in ((16, 32), (32, 48)))
+
+    def whole(scale: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
+        table = torch.atleast_2d(scale)
+        parts = [size // count for size, count in zip(factor.shape, table.shape, strict=True)]
+        return factor * table.kron(torch.ones(parts, dtype=torch.float64))
+
+    factors = left.double(), right.double()
+    truth = whole(scale_left, factors[0]) @ whole(scale_right, factors[1])
+    found = scaled_products.scaled_product(*factors, scale_left, scale_right, None, out_dtype=torch.float64)
+    torch.testing.assert_close(found, truth)
+
+
+def test_a_module_of_floats_of_8_bits_is_computed_in_float64() -> None:
+    class Scaled(torch.nn.Module):
+        def forward(self, x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+            scale = x.abs().amax(-1, keepdim=True) / 448
+            short = (x / scale).to(torch.float8_e4m3fn)
+            one = torch.ones(1, w.shape[0])
+            return torch._scaled_mm(short, w.to(torch.float8_e4m3fn).t(), scale, one, out_dtype=torch.bfloat16)
+
+    x, w = torch.randn(16, 32), torch.randn(48, 32)
+    graph = capture(Scaled(), (x, w))
+    (truth,) = aten.interpret(graph, {"x": x, "w": w}, widen=True).values()
+    torch.testing.assert_close(truth, x.double() @ w.double().T)
+    off = (Scaled()(x, w).double() - truth).norm() / truth.norm()
+    assert 0.01 < off < 0.1

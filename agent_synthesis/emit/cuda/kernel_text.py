@@ -130,7 +130,7 @@ class KernelText:
     def element(self, buffer: str, vector: str) -> str:
         """One element of a vector loaded from a buffer, widened."""
         text = f"{vector}[{self.lane}]"
-        return f"ws::widen({text})" if self.storage(buffer) in (Type.F16, Type.BF16) else text
+        return f"ws::widen({text})" if self.storage(buffer).is_widened else text
 
     def access_of(self, access: Load | Store) -> memory_access.Access:
         """How a vector makes the access."""

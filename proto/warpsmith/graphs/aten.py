@@ -16,7 +16,7 @@ import torch
 from torch._ops import OpOverload
 
 from warpsmith.errors import BadInput
-from warpsmith.graphs import dtypes
+from warpsmith.graphs import dtypes, scaled_products
 from warpsmith.program_steps import BLOCK, tensor_names
 from warpsmith.v1 import graph_pb2, tensor_pb2
 
@@ -69,7 +69,7 @@ INITIALISED: Final = {
 
 _WIDENED: Final = {
     torch.float32: torch.float64, torch.float16: torch.float64, torch.bfloat16: torch.float64,
-    torch.complex64: torch.complex128,
+    torch.float8_e4m3fn: torch.float64, torch.float8_e5m2: torch.float64, torch.complex64: torch.complex128,
 }  # fmt: skip
 
 
@@ -405,7 +405,8 @@ def _call_widened(
         args = [widened_type(argument) for argument in args]
         kwargs = {name: widened_type(argument) for name, argument in kwargs.items()}
         kwargs |= {"widen": True} if node.target == BLOCK else {}
-    results = flatten_results(overload(*args, **kwargs))
+    called = scaled_products.scaled_product if node.target == scaled_products.TARGET else overload
+    results = flatten_results(called(*args, **kwargs))
     if narrow:
         for name in node.mutates:  # the narrowed copy was written; carry it back
             values[name].copy_(narrowed[name])

@@ -72,6 +72,11 @@ def require_comparable(dtype: torch.dtype, what: str) -> None:
         raise BadInput(f"{what} of the forward is of {dtype}, which cannot be drawn or compared: convert it inside")
 
 
+def computable(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor, or a copy in float32 of one of 8-bit floats, which nothing computes with."""
+    return tensor.float() if tensor.is_floating_point() and tensor.element_size() == 1 else tensor
+
+
 def is_supported(dtype: torch.dtype) -> bool:
     """Whether the contract has the type."""
     return dtype in _FROM_TORCH

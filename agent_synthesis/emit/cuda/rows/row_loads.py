@@ -11,7 +11,7 @@ from agent_synthesis.emit.cuda.generated_struct import function
 from agent_synthesis.emit.cuda.kernel_text import KernelText
 from agent_synthesis.emit.expression import Names, Scope
 from agent_synthesis.nests import memory_access
-from agent_synthesis.nests.ir import Expression, Load, Nest, Type
+from agent_synthesis.nests.ir import Expression, Load, Nest
 from warpsmith.errors import IllegalMove
 
 _MOST_LOADS = 64
@@ -57,7 +57,7 @@ class RowLoads:
         """Makes them known in the block of an element of `vector`."""
         for load, (field, shared) in self._loads.items():
             element = f"vector.{field}[{self._text.e}]"
-            narrow = self._text.storage(load.buffer) in (Type.F16, Type.BF16)
+            narrow = self._text.storage(load.buffer).is_widened
             inner.define(load, f"vector.{field}" if shared else f"ws::widen({element})" if narrow else element)
 
     def keep(self, kind: str) -> str:
