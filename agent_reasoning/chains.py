@@ -137,11 +137,12 @@ def _kernels(plan: PlanModel, options: _Options, reduction_limit: int) -> Iterat
 
 def _joins(plan: PlanModel, options: _Options, consumer: str, producer: str) -> bool:
     """Whether the two may be one kernel, as far as can be told: a matrix product ends in pointwise work only, and what
-    it multiplies is read from memory."""
+    it multiplies is read from memory, unless a legal move says otherwise."""
     into, part = plan.units[consumer], plan.units[producer]
     if part.multiplies and (into.reducing or into.multiplies):
         return False
-    if into.multiplies and (part.reducing or producer in into.multiplied):
+    is_legal = (consumer, producer) in options.fusions
+    if into.multiplies and (part.reducing or (producer in into.multiplied and not is_legal)):
         return False
     return options.usable(part)
 

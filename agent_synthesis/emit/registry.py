@@ -22,6 +22,7 @@ from agent_synthesis.emit.cuda.pieces import CudaPieces
 from agent_synthesis.emit.cuda.pointwise import CudaPointwise
 from agent_synthesis.emit.cuda.products.converted_product import CudaConvertedProduct
 from agent_synthesis.emit.cuda.products.convolution_product import CudaConvolutionProduct
+from agent_synthesis.emit.cuda.products.decoded_product import CudaDecodedProduct
 from agent_synthesis.emit.cuda.products.normalized_product import CudaNormalizedProduct
 from agent_synthesis.emit.cuda.products.reduced_product import CudaReducedProduct
 from agent_synthesis.emit.cuda.products.small_product import CudaSmallProduct
@@ -75,14 +76,14 @@ def _cuda(card: Hardware) -> tuple[Offered, ...]:
         Offered(CudaWindow(card)), Offered(CudaConvolution(card)), Offered(CudaConvolutionProduct(card)),
         *_reductions(card), Offered(CudaRowsAndColumns(card)), Offered(CudaSegments(card)),
         Offered(CudaStreamedProduct(card)), Offered(CudaConvertedProduct(card)), Offered(CudaProduct(card)),
-        Offered(CudaSmallProduct(card)), Offered(CudaReducedProduct(card)), Offered(CudaNormalizedProduct(card)),
-        Offered(CudaAttention(card)), Offered(CudaRecurrent(card)),
+        Offered(CudaSmallProduct(card)), Offered(CudaDecodedProduct(card)), Offered(CudaReducedProduct(card)),
+        Offered(CudaNormalizedProduct(card)), Offered(CudaAttention(card)), Offered(CudaRecurrent(card)),
     )  # fmt: skip
 
 
 PRODUCTS = frozenset({
     "cuda_product_streamed", "cuda_product_converted", "cuda_product", "cuda_product_simt", "cuda_product_reduced",
-    "cuda_product_columns", "cuda_attention",
+    "cuda_product_columns", "cuda_product_decoded", "cuda_attention",
 })  # fmt: skip
 """Schedules of matrix products and of attention, which no other schedule takes."""
 PIECES = "cuda_pieces"

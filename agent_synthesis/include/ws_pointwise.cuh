@@ -21,8 +21,6 @@ struct PointwiseTiling {
   bool overlap;                      // programmatic dependent launch
 };
 
-template <int k> struct VectorLoad {};
-
 template <class W> struct Pointwise {
   using Offset = typename W::Offset;
   using Loads = typename W::Loads;

@@ -156,6 +156,21 @@ template <int kBytes> WS_INLINE void copy_async(SharedAddress to, const void* fr
 WS_INLINE void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int kPending> WS_INLINE void wait_copies() { asm volatile("cp.async.wait_group %0;" :: "n"(kPending) : "memory"); }
 
+// ---- tensor cores, by a warp ----------------------------------------------------------------------------
+
+// sums += left (16 x 16) times right (16 x 8), of bfloat16 or half. Of lane 4 g + q: left's rows g and g + 8 at columns 2 q and
+// 2 q + 1, then both at the columns 8 further; right's column g at those rows; sums of rows g and g + 8 at columns 2 q and 2 q + 1.
+WS_INLINE void multiply_bfloat16(float (&sums)[4], const unsigned (&left)[4], const unsigned (&right)[2]) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
+      : "r"(left[0]), "r"(left[1]), "r"(left[2]), "r"(left[3]), "r"(right[0]), "r"(right[1]));
+}
+WS_INLINE void multiply_half(float (&sums)[4], const unsigned (&left)[4], const unsigned (&right)[2]) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
+      : "r"(left[0]), "r"(left[1]), "r"(left[2]), "r"(left[3]), "r"(right[0]), "r"(right[1]));
+}
+
 // ---- programmatic dependent launch ----------------------------------------------------------------------
 
 // Nothing before sm_90, where a kernel begins when the previous one has ended.

@@ -19,6 +19,9 @@ template <class First, class... More> struct TypeAt<0, List<First, More...>> { u
 template <int k, class First, class... More> struct TypeAt<k, List<First, More...>> : TypeAt<k - 1, List<More...>> {};
 template <int k, class Types> using type_at = typename TypeAt<k, Types>::Type;
 
+// Which of the vectors of a list a generated struct loads.
+template <int k> struct VectorLoad {};
+
 template <class T> struct OfVector;
 template <class T, int kWidth_> struct OfVector<Pack<T, kWidth_>> {
   using Element = T;

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from agent_synthesis.nests.ir import Expression, Index, Type
+from agent_synthesis.nests.ir import Expression, Index, Load, Type
 from agent_synthesis.nests.symbolic import (
     Indices,
     Symbol,
@@ -389,10 +389,25 @@ def _zero_where_infinite(x: Expression) -> Expression:
 def _product(tracer: Tracer, out: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> Symbol:
     """Sum over k of left[..., m, k] · right[..., k, n]: a row reduction where m or n is 1, else what `product` sees."""
     type_ = type_of(out.dtype).compute
-    a, b = _typed(tracer.symbol(left), type_), _typed(tracer.symbol(right), type_)
+    a, b = _typed(tracer.symbol(left), type_), tracer.symbol(right)
+    b = _weight(b, type_) if min(out.shape[-2:]) > 1 else _typed(b, type_)
     lead = tuple(left.shape[:-2])
     terms = Symbol((*lead, left.shape[-2], right.shape[-1], left.shape[-1]), type_, _terms(a, b))
     return _result(tracer, _sum(terms, [len(lead) + 2], type_), out)
+
+
+def _weight(symbol: Symbol, type_: Type) -> Symbol:
+    """The right factor of a product of matrices in the type that its products have.
+
+    One that is computed in 16 bits is rounded to them, as the library has it: tensor cores multiply nothing else.
+    """
+
+    def at(index: Indices) -> Expression:
+        value = symbol.at(index)
+        is_stored = isinstance(value, Load) or symbol.type not in (Type.F16, Type.BF16)
+        return cast(value if is_stored else cast(value, symbol.type), type_)
+
+    return Symbol(symbol.shape, type_, at)
 
 
 def _terms(a: Symbol, b: Symbol) -> Callable[[Indices], Expression]:

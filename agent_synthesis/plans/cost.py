@@ -14,6 +14,7 @@ from agent_synthesis.graphs.einsum import MOST_OPERANDS, Einsum, Order
 from agent_synthesis.graphs.graph_index import GraphIndex, byte_count
 from agent_synthesis.lowering.groups import lower
 from agent_synthesis.nests.analysis.convolution import convolves
+from agent_synthesis.nests.analysis.decoded_product import decoded_product
 from agent_synthesis.nests.attention import attention_of
 from agent_synthesis.nests.ir import AxisValue, Call, Expression, Index, Load, Memory, Nest
 from agent_synthesis.nests.product import elements_and_rows, matrix_product
@@ -171,13 +172,16 @@ def of_nest(nest: Nest) -> analysis_pb2.Cost:
         cost = of_nest(parts[1])
         cost.read_bytes, cost.write_bytes, cost.product_flop_count = read, write, product_flops
         return cost
-    product = matrix_product(nest) or attention_of(nest)
+    decoded = decoded_product(nest)
+    product = matrix_product(nest) or attention_of(nest) or (decoded.product if decoded else None)
     if product is not None:
-        values = [store.value for store in nest.stores]
+        operations = nest.row_count * _calls(store.value for store in nest.stores)
+        if decoded is not None:
+            operations += decoded.weight.row_count * _calls(store.value for store in decoded.weight.stores)
         return analysis_pb2.Cost(
             read_bytes=read,
             write_bytes=write,
-            operation_count=nest.row_count * _calls(values),
+            operation_count=operations,
             product_flop_count=product.flop_count,
             launch_count=1,
             parallel_count=nest.row_count,

@@ -187,6 +187,20 @@ def test_fusing_all_producers_at_once_is_predicted_as_the_whole_kernel() -> None
     assert star.predicted_speedup == pytest.approx(propose(request)[0].predicted_speedup, rel=0.01)
 
 
+def test_what_a_product_multiplies_is_part_of_its_kernel_where_that_is_legal() -> None:
+    groups = [
+        group("to", "aten.to.dtype", pointwise(100 * MB)),
+        group("mul", "aten.mul.Tensor", pointwise(100 * MB), "to"),
+        group("linear", "aten.linear.default", pointwise(100 * MB), "mul"),
+    ]
+    groups[-1].cost.product_flop_count = 1
+    authors = [legal("author", g.name) for g in groups]
+    apart = ask(groups, authors)
+    assert all(len(chain.plan.units) > 1 for chain in chains.chains(apart.analysis))
+    together = ask(groups, [*authors, legal("fuse", "linear", "mul")])
+    assert any(len(chain.plan.units) == 1 for chain in chains.chains(together.analysis))
+
+
 def test_a_chain_across_reductions_leaves_the_extent_to_synthesis_where_it_can() -> None:
     count = 10 * MB
     groups = [

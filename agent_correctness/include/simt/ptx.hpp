@@ -118,6 +118,32 @@ template <int kPending> WS_INLINE void wait_copies() {
   me.copy_count = kept;
 }
 
+// ---- tensor cores, by a warp ----------------------------------------------------------------------------
+
+// Each lane fetches from the others what its four sums are made of.
+template <class Widen>
+WS_INLINE void multiply_pairs(float (&sums)[4], const unsigned (&left)[4], const unsigned (&right)[2], const Widen& widen) {
+  const int lane = simt::lane_number(), group = lane / 4, quarter = lane % 4;
+  for (int other = 0; other < 4; ++other) {
+    for (int half = 0; half < 2; ++half) {
+      unsigned rows[2], columns[2];
+      for (int i = 0; i < 2; ++i) {
+        rows[i] = __shfl_sync(0xffffffffu, left[2 * half + i], 4 * group + other);
+        columns[i] = __shfl_sync(0xffffffffu, right[half], 4 * (2 * quarter + i) + other);
+      }
+      for (int i = 0; i < 4; ++i)
+        for (int shift = 0; shift < 32; shift += 16)
+          sums[i] += widen(rows[i / 2] >> shift) * widen(columns[i % 2] >> shift);
+    }
+  }
+}
+WS_INLINE void multiply_bfloat16(float (&sums)[4], const unsigned (&left)[4], const unsigned (&right)[2]) {
+  multiply_pairs(sums, left, right, [](unsigned bits) { return simt::bits_as<float>(bits << 16); });
+}
+WS_INLINE void multiply_half(float (&sums)[4], const unsigned (&left)[4], const unsigned (&right)[2]) {
+  multiply_pairs(sums, left, right, [](unsigned bits) { return float_of_half(static_cast<unsigned short>(bits)); });
+}
+
 // ---- programmatic dependent launch ----------------------------------------------------------------------
 
 WS_INLINE void launch_dependents() {}

@@ -7,6 +7,7 @@ where that function picks a triangle, the rest of the product need not be made.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from agent_synthesis.nests import iteration_space, memory_access
@@ -69,9 +70,14 @@ def _band(condition: Expression) -> tuple[int, int] | None:
 
 def three_axes(nest: Nest, product: MatrixProduct) -> Nest:
     """The nest over axes `batch` (where there is one), `m` and `n`; what is not affine in them has quotients."""
-    groups = [("batch", product.batch), ("m", product.rows), ("n", product.columns)]
-    kept = [(Axis(name, math.prod(axis.extent for axis in axes)), axes) for name, axes in groups if axes]
-    extents = {axis.name: axis.extent for axis in (*(axis for axis, _ in kept), *nest.reduced)}
+    groups = {"batch": product.batch, "m": product.rows, "n": product.columns}
+    return over_axes(nest, groups, nest.reduced)
+
+
+def over_axes(nest: Nest, groups: Mapping[str, Sequence[Axis]], reduced: Sequence[Axis]) -> Nest:
+    """The nest over parallel axes that are groups of its own, merged in row-major order; empty groups are left out."""
+    kept = [(Axis(name, math.prod(axis.extent for axis in axes)), axes) for name, axes in groups.items() if axes]
+    extents = {axis.name: axis.extent for axis in (*(axis for axis, _ in kept), *reduced)}
     parts: dict[str, Index] = {}
     for whole, axes in kept:
         inside = whole.extent
@@ -80,7 +86,7 @@ def three_axes(nest: Nest, product: MatrixProduct) -> Nest:
             part = Index.axis(whole.name).divided(inside, extents)
             parts[axis.name] = part if outside == whole.extent else part.modulo(axis.extent, extents)
     return iteration_space.reindexed(
-        nest, lambda index: index.substituted(parts, extents), [axis for axis, _ in kept], nest.reduced
+        nest, lambda index: index.substituted(parts, extents), [axis for axis, _ in kept], reduced
     )
 
 

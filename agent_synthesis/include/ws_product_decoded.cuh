@@ -1,0 +1,169 @@
+// A product of few rows with a weight that is computed from what lies in memory (quantised, scaled, of another type):
+// sums[m, n] = sum over k of left[m, k] * weight(n, k), in 16 bits on tensor cores.
+//
+// Reading the weight is the work, so each of its elements is read once, and computed in the registers in which it is multiplied.
+// A warp takes 16 rows of the weight as the rows of its products, and the left's rows, by eights, as their columns. The order of the
+// depth is free in a sum: four lanes take neighbouring vectors of a row, of which each product has four elements a lane, and
+// the left's are read in the same order. The warps of a block share the depth. The weight is the generated struct Weight's:
+//
+//   Loads                        List of the vectors that are loaded
+//   load(VectorLoad<k>, at, j)   the k-th of them, from element j of the depth on
+//   decode(at, j, …)             gets the loaded vectors in order, and gives a Pack of elements
+//
+// `at` holds the layer of the batch and the row.
+#pragma once
+#include "ws_product_shape.cuh"
+#include "ws_vectors.cuh"
+
+namespace ws {
+
+// `rows` of the weight in a block's tile; `warps`; steps whose loads are under way; elements of a vector.
+struct DecodedTiling {
+  int rows, warps, ahead, width;
+};
+
+WS_INLINE void multiply_16(float (&sums)[4], const unsigned (&left)[4], const unsigned (&right)[2], bfloat16) {
+  ptx::multiply_bfloat16(sums, left, right);
+}
+WS_INLINE void multiply_16(float (&sums)[4], const unsigned (&left)[4], const unsigned (&right)[2], half) {
+  ptx::multiply_half(sums, left, right);
+}
+
+template <class P, class Weight, Operand kLeft, DecodedTiling kTiling> struct DecodedProduct {
+  using Element = typename P::Element;
+  using Vector = Pack<Element, kTiling.width>;
+  using Loads = typename Weight::Loads;
+  static constexpr int kWidth = kTiling.width, kStep = 4 * kWidth;  // elements of the depth: of a lane, and of a warp
+  static constexpr int kRowTiles = kTiling.rows / 16, kColumnTiles = (P::kM + 7) / 8, kColumns = 8 * kColumnTiles;
+  static constexpr int kTiles = (P::kN + kTiling.rows - 1) / kTiling.rows;
+  static constexpr int kThreads = 32 * kTiling.warps;
+  static constexpr bool kIsWhole = P::kSlice * P::kSlices == P::kK && P::kSlice % kStep == 0;
+
+  using Sums = float[kColumns][kTiling.rows];
+
+  struct Step {
+    Loads weight[kRowTiles][2];
+    Vector left[kColumnTiles];
+    bool inside;
+  };
+
+  const Element* left;
+  const Weight& weight;
+  int batch, first, begin, vectors;  // the slice's first vector and how many it has
+  int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+
+  WS_INLINE DecodedProduct(const Element* operand, const Weight& given, int layer)
+      : left(operand + Split<kLeft>::layer_at(layer)), weight(given), batch(layer / P::kSlices),
+        first(blockIdx.x % kTiles * kTiling.rows), begin(layer % P::kSlices * (P::kSlice / kWidth)),
+        vectors(P::depth_of(layer) / kWidth) {}
+
+  WS_INLINE int row(int tile, int lower) const { return first + 16 * tile + 8 * lower + lane / 4; }
+
+  template <int k = 0> WS_INLINE void load(Loads& loads, const int (&at)[2], int j) const {
+    if constexpr (k < Loads::kCount) {
+      loads.template get<k>() = weight.load(VectorLoad<k>{}, at, j);
+      load<k + 1>(loads, at, j);
+    }
+  }
+  // `given` grows by the loaded vectors.
+  template <int k = 0, class... Given>
+  WS_INLINE Vector decode(Loads& loads, const int (&at)[2], int j, const Given&... given) const {
+    if constexpr (k < Loads::kCount) return decode<k + 1>(loads, at, j, given..., loads.template get<k>());
+    else return weight.decode(at, j, given...);
+  }
+
+  // The lane's vector of a step of the warp; there may be none.
+  WS_INLINE int vector(int number) const { return 4 * (number * kTiling.warps + warp) + lane % 4; }
+  // The depth that it begins at, or the last vector.
+  WS_INLINE int place(int number) const { return kWidth * (kIsWhole ? vector(number) : min(vector(number), vectors - 1)); }
+
+  WS_INLINE void ask(Step& step, int number) const {
+    const int k = place(number);
+    step.inside = kIsWhole || vector(number) < vectors;
+#pragma unroll
+    for (int tile = 0; tile < kRowTiles; ++tile) {
+#pragma unroll
+      for (int lower = 0; lower < 2; ++lower) {
+        const int at[2] = {batch, min(row(tile, lower), P::kN - 1)};
+        load(step.weight[tile][lower], at, kWidth * begin + k);
+      }
+    }
+#pragma unroll
+    for (int tile = 0; tile < kColumnTiles; ++tile)
+      step.left[tile] = ws::load<kWidth, kShared>(left + min(8 * tile + lane / 4, P::kM - 1) * kLeft.row_stride + k);
+  }
+
+  WS_INLINE void multiply(float (&sums)[kRowTiles][kColumnTiles][4], Step& step, int number) const {
+    const int k = kWidth * begin + place(number);
+    const auto pair = [&](const Vector& vector, int i) { return step.inside ? reinterpret_cast<const unsigned*>(&vector)[i] : 0u; };
+#pragma unroll
+    for (int tile = 0; tile < kRowTiles; ++tile) {
+      Vector rows[2];
+#pragma unroll
+      for (int lower = 0; lower < 2; ++lower) {
+        const int at[2] = {batch, min(row(tile, lower), P::kN - 1)};
+        rows[lower] = decode(step.weight[tile][lower], at, k);
+      }
+#pragma unroll
+      for (int i = 0; i < kWidth / 2; i += 2) {
+        const unsigned weights[4] = {pair(rows[0], i), pair(rows[1], i), pair(rows[0], i + 1), pair(rows[1], i + 1)};
+#pragma unroll
+        for (int column = 0; column < kColumnTiles; ++column) {
+          const unsigned lefts[2] = {pair(step.left[column], i), pair(step.left[column], i + 1)};
+          multiply_16(sums[tile][column], weights, lefts, Element{});
+        }
+      }
+    }
+  }
+
+  // The warp's share of the depth.
+  WS_INLINE void add(float (&sums)[kRowTiles][kColumnTiles][4]) const {
+    const int steps = (vectors + 3) / 4, count = (steps - warp + kTiling.warps - 1) / kTiling.warps;
+    Step ahead[kTiling.ahead];
+#pragma unroll
+    for (int s = 0; s < kTiling.ahead; ++s)
+      if (s < count) ask(ahead[s], s);
+    for (int number = 0; number < count; number += kTiling.ahead) {
+#pragma unroll
+      for (int s = 0; s < kTiling.ahead; ++s) {
+        if (number + s < count) multiply(sums, ahead[s], number + s);
+        if (number + s + kTiling.ahead < count) ask(ahead[s], number + s + kTiling.ahead);
+      }
+    }
+  }
+
+  WS_INLINE void keep(const float (&sums)[kRowTiles][kColumnTiles][4], Sums& to) const {
+#pragma unroll
+    for (int tile = 0; tile < kRowTiles; ++tile)
+#pragma unroll
+      for (int column = 0; column < kColumnTiles; ++column)
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+          to[8 * column + lane % 4 * 2 + i % 2][16 * tile + 8 * (i / 2) + lane / 4] = sums[tile][column][i];
+  }
+};
+
+// One tile. `shared` has the sums of each warp; `finish(layer, m, n, sums)` gets neighbouring columns' sums.
+template <class D, class P, class Weight, class Finish>
+WS_INLINE void multiply_decoded(const typename P::Element* __restrict__ left, const Weight& weight,
+                                typename D::Sums* shared, const Finish& finish) {
+  const int layer = blockIdx.x / D::kTiles;
+  const D product(left, weight, layer);
+  float sums[D::kRowTiles][D::kColumnTiles][4] = {};
+  product.add(sums);
+  product.keep(sums, shared[product.warp]);
+  __syncthreads();
+  constexpr int kPacks = 16 * D::kRowTiles / P::kPack;
+  for (int i = threadIdx.x; i < P::kM * kPacks; i += D::kThreads) {
+    const int m = i / kPacks, inside = i % kPacks * P::kPack;
+    if (product.first + inside >= P::kN) continue;
+    Pack<float, P::kPack> pack = {};
+#pragma unroll
+    for (int warp = 0; warp < D::kThreads / 32; ++warp)
+#pragma unroll
+      for (int e = 0; e < P::kPack; ++e) pack[e] += shared[warp][m][inside + e];
+    finish(layer, m, product.first + inside, pack);
+  }
+}
+
+}  // namespace ws

@@ -1,0 +1,187 @@
+"""Products of 16 bits whose weight is computed from what lies in memory: quantised, scaled, or of another type.
+
+The one idea: with its computed factor replaced by a load, such a nest is a matrix product; the factor alone is a
+pointwise nest over rows of the weight and the depth. In the module it is stored in the product's own 16 bits, so it may
+be rounded to them, which the lowering says by a cast.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import torch
+
+from agent_synthesis.nests import iteration_space, memory_access
+from agent_synthesis.nests.analysis.product_end import over_axes
+from agent_synthesis.nests.interner import Interner
+from agent_synthesis.nests.ir import (
+    AxisValue,
+    BufferRef,
+    Call,
+    Expression,
+    Index,
+    Load,
+    Memory,
+    Nest,
+    Quotient,
+    Reduction,
+    Store,
+    Type,
+    remembered,
+)
+from agent_synthesis.nests.product import MatrixProduct, matrix_product
+from agent_synthesis.nests.symbolic import EXACT_IN_16_BITS
+
+WEIGHT = "%weight"
+"""The buffer that stands for what is computed; nothing stores it."""
+_WIDTHS = (8, 4)
+"""Elements of a vector of the depth, preferred first."""
+
+
+class Read(NamedTuple):
+    """How a vector is read: so many neighbours `share` an element of a buffer, of which it loads `width`."""
+
+    load: Load
+    share: int
+    width: int
+
+
+@dataclass(frozen=True)
+class DecodedProduct:
+    """`nest` loads the weight, and is the `product`; `weight` stores it, over axes `batch`, `n` and `k`."""
+
+    nest: Nest
+    product: MatrixProduct
+    weight: Nest
+
+    @property
+    def width(self) -> int:
+        """Elements of the depth that are read together of the left and of what most of the weight is; 0 for none."""
+        depth, left = self.product.extents[3], self.product.left
+        steps = (left.row_stride, left.offset, *left.layer_strides)
+        largest = max((self._bytes(load) for load in _loads(self.weight)), default=0)
+        for width in _WIDTHS:
+            if depth % width == 0 and all(step % width == 0 for step in steps):
+                together = [self._bytes(read.load) for read in self.reads(width) if read.share < width]
+                if max(together, default=0) == largest:
+                    return width
+        return 0
+
+    def reads(self, width: int) -> list[Read]:
+        """What vectors of so many elements read together; all else goes element by element."""
+        return [read for load in _loads(self.weight) if (read := _read(self.weight, load, width))]
+
+    def _bytes(self, load: Load) -> int:
+        buffer = self.weight.buffer(load.buffer)
+        return buffer.element_count * buffer.type.size_bytes
+
+
+def _loads(weight: Nest) -> list[Load]:
+    return [load for load in memory_access.loads(weight) if "k" in load.index.axes()]
+
+
+def _read(weight: Nest, load: Load, width: int) -> Read | None:
+    """None where neighbours do not lie together, or not in whole vectors."""
+    found = _along(load.index, weight.extents["k"])
+    if found is None:
+        return None
+    places, others = found
+    vectors = places.reshape(-1, width)
+    apart = vectors - vectors[:, :1]
+    for share in (1, 2, 4, 8):
+        count = width // share
+        if count and bool((apart == torch.arange(width) // share).all()):
+            aligned = bool((vectors[:, 0] % count == 0).all()) and all(step % count == 0 for step in others)
+            return Read(load, share, count) if aligned else None
+    return None
+
+
+def _along(index: Index, depth: int) -> tuple[torch.Tensor, list[int]] | None:
+    """Where the elements of the depth are, and the steps of what is the same for all; None where the two are mixed."""
+    places, others = torch.full((depth,), index.offset), list[int]()
+    for atom, step in index.terms:
+        axes = {atom} if isinstance(atom, str) else atom.value.axes()
+        if "k" not in axes:
+            others.append(step)
+        elif isinstance(atom, str):
+            places += step * torch.arange(depth)
+        elif len(axes) == 1 and (inner := _along(atom.value, depth)):
+            is_quotient = isinstance(atom, Quotient)
+            places += step * (inner[0] // atom.divisor if is_quotient else inner[0] % atom.divisor)
+        else:
+            return None
+    return places, others
+
+
+@remembered
+def decoded_product(nest: Nest) -> DecodedProduct | None:
+    """The nest as a product of 16 bits with a computed weight, or with one that lies there; None for another."""
+    simple = iteration_space.simplified(nest)
+    if len(simple.reductions) != 1 or type(simple.reductions[0]) is not Reduction:
+        return None
+    reduction = simple.reductions[0]
+    match reduction.value:
+        case Call("mul", (Load() as left, right), Type.F32) if (weight := _stored(right, simple, left)) is not None:
+            pass
+        case Call("mul", (right, Load() as left), Type.F32) if (weight := _stored(right, simple, left)) is not None:
+            pass
+        case _:
+            return None
+    rounded = simple.buffer(left.buffer).type
+    known = {axis for part in _parts([weight]) if isinstance(part, Load | AxisValue) for axis in part.index.axes()}
+    axes = [axis for axis in (*simple.parallel, *simple.reduced) if axis.name in known or axis in simple.reduced]
+    place, count = Index(), 1
+    for axis in reversed(axes):
+        place, count = place + Index.axis(axis.name, count), count * axis.extent
+    loaded = Load(WEIGHT, place, Type.F32)
+    made = replace(
+        simple,
+        reductions=(replace(reduction, value=Call("mul", (left, loaded), Type.F32)),),
+        buffers=(*simple.buffers, BufferRef(WEIGHT, rounded, count)),
+    )
+    product = matrix_product(made)
+    if (
+        product is None
+        or product.right.buffer != WEIGHT
+        or product.left.depth_stride != 1
+        or product.right.depth_stride != 1
+    ):
+        return None
+    store = Store(WEIGHT, place, weight)
+    alone = replace(
+        simple, parallel=tuple(axes), reduced=(), reductions=(), stores=(store,),
+        buffers=(*_used(simple, [weight]), BufferRef(WEIGHT, rounded, count, written=True)),
+    )  # fmt: skip
+    batch = tuple(axis for axis in product.batch if axis in axes)
+    if batch not in ((), product.batch):
+        return None
+    return DecodedProduct(
+        made, product, over_axes(alone, {"batch": batch, "n": product.columns, "k": product.depth}, ())
+    )
+
+
+def _stored(factor: Expression, nest: Nest, left: Load) -> Expression | None:
+    """What is stored as the factor in the left's own 16 bits; None where one of the two is no number of 16 bits."""
+    short = nest.buffer(left.buffer).type
+    if short not in (Type.F16, Type.BF16):
+        return None
+    match factor:
+        case Load(buffer, _, _) if nest.buffer(buffer).type is short:
+            return factor
+        case Call("cast", (Call("cast", (value,), rounded) as stored,), Type.F32) if rounded is short:
+            return value if value.type is Type.F32 else stored  # the store rounds
+        case Call("cast", (value,), Type.F32) if value.type in EXACT_IN_16_BITS:
+            return factor
+    return None
+
+
+def _parts(values: Iterable[Expression]) -> Iterable[Expression]:
+    return Interner().parts(values).values()
+
+
+def _used(nest: Nest, values: Iterable[Expression]) -> tuple[BufferRef, ...]:
+    """Buffers that the values read."""
+    read = {part.buffer for part in _parts(values) if isinstance(part, Load | Memory)}
+    return tuple(buffer for buffer in nest.buffers if buffer.name in read)
