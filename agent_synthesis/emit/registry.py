@@ -21,7 +21,7 @@ from agent_synthesis.emit.cuda.columns.column_reduction import CudaColumnReducti
 from agent_synthesis.emit.cuda.pieces import CudaPieces
 from agent_synthesis.emit.cuda.pointwise import CudaPointwise
 from agent_synthesis.emit.cuda.products.converted_product import CudaConvertedProduct
-from agent_synthesis.emit.cuda.products.convolution_product import CudaConvolutionProduct
+from agent_synthesis.emit.cuda.products.convolutions.convolution_product import CudaConvolutionProduct
 from agent_synthesis.emit.cuda.products.decoded_product import CudaDecodedProduct
 from agent_synthesis.emit.cuda.products.normalized_product import CudaNormalizedProduct
 from agent_synthesis.emit.cuda.products.reduced_product import CudaReducedProduct

@@ -23,7 +23,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from benchmarks.timing.module_tables import WARPSMITH
+from benchmarks.module_tables import WARPSMITH
 
 CLASSES: dict[str, tuple[int, ...]] = {
     "pointwise": (5, 12, 19, 20, 21, 22, 25, 26, 27, 28, 29, 30, 31, 32, 88),

@@ -26,7 +26,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from agent_compile.testing import cubin_of
 from agent_synthesis import generator
-from agent_synthesis.emit.cuda.products.convolution_product import CudaConvolutionProduct
+from agent_synthesis.emit.cuda.products.convolutions.convolution_product import CudaConvolutionProduct
 from agent_synthesis.emit.cuda.windows.convolution import CudaConvolution
 from agent_synthesis.nests.ir import Nest
 from agent_synthesis.plans.plan import Plan

@@ -14,7 +14,7 @@ import math
 import sys
 from collections.abc import Mapping, Sequence
 
-from benchmarks.timing.module_tables import COLUMNS, ROOT, Row, bench, cells, markdown, parsed, read, write_page
+from benchmarks.module_tables import COLUMNS, ROOT, Row, bench, cells, markdown, parsed, read, write_page
 
 MODULE = """import torch
 import torch.nn.functional as F

@@ -27,7 +27,7 @@ from typing import Any
 import torch
 
 import warpsmith
-from benchmarks.timing.module_tables import (
+from benchmarks.module_tables import (
     COLUMNS,
     ROOT,
     WARPSMITH,

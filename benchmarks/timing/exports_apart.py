@@ -25,8 +25,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.module_tables import WARPSMITH
 from benchmarks.timing import cpu_examples
-from benchmarks.timing.module_tables import WARPSMITH
 
 ARMS = ("eager", "compile", "export")
 MEMORY = {"plain": {}, "kept": {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(1 << 40)}}

@@ -21,8 +21,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from benchmarks.module_tables import WARPSMITH
 from benchmarks.timing import cpu_examples
-from benchmarks.timing.module_tables import WARPSMITH
 
 LEAST, MOST = 1.2, 2.0
 """Speedups over the fastest baseline of kernels that are judged again."""

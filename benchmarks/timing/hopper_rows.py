@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.timing.module_tables import WARPSMITH
+from benchmarks.module_tables import WARPSMITH
 
 SHAPES = (
     (1, 1048576), (4, 262144), (16, 16384), (16, 262144), (32, 65536),

@@ -15,10 +15,10 @@ from convolutions import Case, Convolve, Shapes, convolved, drawn, nest_of, rand
 from torch import nn
 
 from agent_synthesis import generator
-from agent_synthesis.emit.cuda.products.convolution_product import CudaConvolutionProduct
+from agent_synthesis.emit.cuda.products.convolutions.convolution_product import CudaConvolutionProduct
+from agent_synthesis.emit.cuda.products.convolutions.window_boxes import Boxes
 from agent_synthesis.emit.cuda.products.product_engine import ENGINES, EngineName
 from agent_synthesis.emit.cuda.products.product_tiling import TILE_ROWS
-from agent_synthesis.emit.cuda.products.window_boxes import Boxes
 from agent_synthesis.graphs.graph_index import GraphIndex
 from agent_synthesis.nests.analysis.convolution_product import convolution_product
 from agent_synthesis.nests.ir import Nest

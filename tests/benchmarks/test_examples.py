@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks.timing import examples, module_tables
+from benchmarks import module_tables
+from benchmarks.timing import examples
 
 ROOT = Path(__file__).parents[2]
 FOUND = {"median": 2.0, "low": 1.9, "high": 2.1}

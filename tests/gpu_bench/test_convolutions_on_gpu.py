@@ -14,7 +14,7 @@ from convolutions import EVERY, Convolve, Shapes, convolved, drawn, random_case
 
 from agent_compile.testing import cubin_of
 from agent_synthesis import generator
-from agent_synthesis.emit.cuda.products.convolution_product import CudaConvolutionProduct
+from agent_synthesis.emit.cuda.products.convolutions.convolution_product import CudaConvolutionProduct
 from agent_synthesis.emit.cuda.windows.convolution import CudaConvolution
 from agent_synthesis.emit.cuda.windows.window import CudaWindow
 from agent_synthesis.graphs.graph_index import GraphIndex

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from warpsmith.errors import BadInput
-from warpsmith.graphs import aten, dtypes, scaled_products
+from warpsmith.graphs import aten, dtypes
 from warpsmith.graphs.capture import capture
 from warpsmith.v1 import tensor_pb2
 
@@ -84,7 +84,7 @@ def test_floats_of_8_bits_have_a_truth(blocks: str) -> None:
 
     factors = left.double(), right.double()
     truth = whole(scale_left, factors[0]) @ whole(scale_right, factors[1])
-    found = scaled_products.scaled_product(*factors, scale_left, scale_right, None, out_dtype=torch.float64)
+    found = aten.scaled_product(*factors, scale_left, scale_right, None, out_dtype=torch.float64)
     torch.testing.assert_close(found, truth)
 
 
@@ -94,11 +94,13 @@ def test_a_module_of_floats_of_8_bits_is_computed_in_float64() -> None:
             scale = x.abs().amax(-1, keepdim=True) / 448
             short = (x / scale).to(torch.float8_e4m3fn)
             one = torch.ones(1, w.shape[0])
-            return torch._scaled_mm(short, w.to(torch.float8_e4m3fn).t(), scale, one, out_dtype=torch.bfloat16)
+            bias = torch.ones(w.shape[0], dtype=torch.bfloat16)
+            factors = short, w.to(torch.float8_e4m3fn).t()
+            return torch._scaled_mm(*factors, scale_b=one, scale_a=scale, bias=bias, out_dtype=torch.bfloat16)
 
     x, w = torch.randn(16, 32), torch.randn(48, 32)
     graph = capture(Scaled(), (x, w))
     (truth,) = aten.interpret(graph, {"x": x, "w": w}, widen=True).values()
-    torch.testing.assert_close(truth, x.double() @ w.double().T)
+    torch.testing.assert_close(truth, x.double() @ w.double().T + 1)
     off = (Scaled()(x, w).double() - truth).norm() / truth.norm()
     assert 0.01 < off < 0.1

@@ -16,7 +16,7 @@ import torch
 from torch._ops import OpOverload
 
 from warpsmith.errors import BadInput
-from warpsmith.graphs import dtypes, scaled_products
+from warpsmith.graphs import dtypes
 from warpsmith.program_steps import BLOCK, tensor_names
 from warpsmith.v1 import graph_pb2, tensor_pb2
 
@@ -67,10 +67,8 @@ INITIALISED: Final = {
     "aten.new_empty.default": "aten.new_zeros.default",
 }
 
-_WIDENED: Final = {
-    torch.float32: torch.float64, torch.float16: torch.float64, torch.bfloat16: torch.float64,
-    torch.float8_e4m3fn: torch.float64, torch.float8_e5m2: torch.float64, torch.complex64: torch.complex128,
-}  # fmt: skip
+_SHORT: Final = (torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)
+_WIDENED: Final = {**dict.fromkeys(_SHORT, torch.float64), torch.complex64: torch.complex128}
 
 
 _admitted: set[str] = set()
@@ -405,7 +403,7 @@ def _call_widened(
         args = [widened_type(argument) for argument in args]
         kwargs = {name: widened_type(argument) for name, argument in kwargs.items()}
         kwargs |= {"widen": True} if node.target == BLOCK else {}
-    called = scaled_products.scaled_product if node.target == scaled_products.TARGET else overload
+    called = scaled_product if operation(node.target) == "_scaled_mm" else overload
     results = flatten_results(called(*args, **kwargs))
     if narrow:
         for name in node.mutates:  # the narrowed copy was written; carry it back
@@ -419,6 +417,20 @@ def _call_widened(
             tensor = _laid_out(tensor.clone() if _shares(tensor, node, values) else tensor, result.spec)
         owned.append(tensor)
     return owned
+
+
+def scaled_product(left: torch.Tensor, right: torch.Tensor, *more: torch.Tensor | None, **_: object) -> torch.Tensor:
+    """`torch._scaled_mm`, which the library has of floats of 8 bits alone. `more`: both scales, and perhaps a bias."""
+    made = _scaled(left, more[0]) @ _scaled(right, more[1])
+    return made if len(more) < 3 or more[2] is None else made + more[2]
+
+
+def _scaled(factor: torch.Tensor, scale: torch.Tensor | None) -> torch.Tensor:
+    """Times one number, or each element times that of its part, which are equal along both dimensions."""
+    assert scale is not None
+    for dim, size in enumerate(factor.shape if scale.dim() == 2 else ()):
+        scale = scale.repeat_interleave(-(-size // scale.shape[dim]), dim).narrow(dim, 0, size)
+    return factor * scale
 
 
 def _laid_out(tensor: torch.Tensor, spec: tensor_pb2.TensorSpec) -> torch.Tensor:

@@ -14,11 +14,11 @@ from agent_synthesis.emit import window_loops
 from agent_synthesis.emit.cuda import generated_struct, geometry
 from agent_synthesis.emit.cuda.geometry import address
 from agent_synthesis.emit.cuda.kernel_text import Kernel, KernelText
+from agent_synthesis.emit.cuda.products.convolutions.window_boxes import LAY_OUT_THREADS, Boxes, shared_bytes
 from agent_synthesis.emit.cuda.products.operands import Operands, Side, workspace
 from agent_synthesis.emit.cuda.products.product_engine import Engine
 from agent_synthesis.emit.cuda.products.product_text import PRODUCT_HEADERS, WARPGROUP_THREADS, ProductText
 from agent_synthesis.emit.cuda.products.product_tiling import TILE_ROWS, Tiling
-from agent_synthesis.emit.cuda.products.window_boxes import LAY_OUT_THREADS, Boxes, shared_bytes
 from agent_synthesis.nests.analysis.convolution_product import points
 from agent_synthesis.nests.interner import Interner
 from agent_synthesis.nests.ir import Axis, Expression, Load, Nest

@@ -17,7 +17,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[1]
 WARPSMITH = [sys.executable, "-c", "from orchestrator.commands.cli import main; main()"]
 """The command, also where it is not installed."""
 

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 
 from agent_synthesis.emit import function_text
 from agent_synthesis.emit.cuda import geometry
-from agent_synthesis.emit.cuda.products.convolution_product_text import ConvolutionProductText
+from agent_synthesis.emit.cuda.products.convolutions.convolution_product_text import ConvolutionProductText
+from agent_synthesis.emit.cuda.products.convolutions.window_boxes import Boxes, shared_bytes
 from agent_synthesis.emit.cuda.products.product_engine import ENGINES, NEEDS, EngineName
 from agent_synthesis.emit.cuda.products.product_tiling import TILE_ROWS, Tiling
-from agent_synthesis.emit.cuda.products.window_boxes import Boxes, shared_bytes
 from agent_synthesis.emit.cuda.schedule import CudaSchedule
 from agent_synthesis.nests import iteration_space
 from agent_synthesis.nests.analysis.convolution_product import ConvolutionProduct, convolution_product, points

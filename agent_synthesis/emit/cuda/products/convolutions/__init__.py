@@ -1,0 +1,1 @@
+"""Convolutions as products on tensor cores: windows of the data are copied as boxes."""
