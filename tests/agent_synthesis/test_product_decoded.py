@@ -84,6 +84,10 @@ TAKEN: dict[str, tuple[Function, tuple[torch.Tensor, ...], int]] = {
         lambda x, w, s: linear(x, torch.cat([w & 15, w >> 4], 1).to(BF16) * s),
         (rows(8, 256), nibbles(40, 128), rows(40, 1)), 8,
     ),
+    "codes, looked up": (
+        lambda x, w, c, s: linear(x, c[(w & 15).long()] * s),
+        (rows(8, 128), nibbles(40, 128), rows(16), rows(40, 1)), 8,
+    ),
     "floats, as autocast has them": (lambda x, w: linear(x, w.to(BF16)), (rows(64, 64), torch.randn(40, 64)), 8),
     "a low rank added": (lambda x, w, d: x @ (w + d).T, (rows(8, 64), rows(40, 64), rows(40, 64)), 8),
     "experts": (
