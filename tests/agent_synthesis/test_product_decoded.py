@@ -84,6 +84,10 @@ TAKEN: dict[str, tuple[Function, tuple[torch.Tensor, ...], int]] = {
         lambda x, w, s: linear(x, torch.cat([w & 15, w >> 4], 1).to(BF16) * s),
         (rows(8, 256), nibbles(40, 128), rows(40, 1)), 8,
     ),
+    "int4, eight in a word": (
+        lambda x, w, s: linear(x, ((w[..., None] >> torch.arange(0, 32, 4)) & 15).reshape(w.shape[0], -1).to(BF16) * s),
+        (rows(8, 128), torch.randint(0, 2**31 - 1, (40, 16), dtype=torch.int32), rows(40, 1)), 8,
+    ),
     "codes, looked up": (
         lambda x, w, c, s: linear(x, c[(w & 15).long()] * s),
         (rows(8, 128), nibbles(40, 128), rows(16), rows(40, 1)), 8,

@@ -64,7 +64,7 @@ class DecodedProduct:
         largest = max((self._bytes(load) for load in _loads(self.weight)), default=0)
         for width in _WIDTHS:
             if depth % width == 0 and all(step % width == 0 for step in steps):
-                together = [self._bytes(read.load) for read in self.reads(width) if read.share < width]
+                together = [self._bytes(read.load) for read in self.reads(width)]
                 if max(together, default=0) == largest:
                     return width
         return 0
