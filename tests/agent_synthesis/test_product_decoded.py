@@ -105,6 +105,7 @@ TAKEN: dict[str, tuple[Function, tuple[torch.Tensor, ...], int]] = {
 def test_a_computed_weight_is_a_matrix_of_its_own(name: str, compile_cuda: Callable[[Emission], str]) -> None:
     function, args, width = TAKEN[name]
     plan = together(function, *args)
+    assert len(plan.groups) == 1
     nest = nest_of(plan)
     found = decoded_product(nest)
     assert found is not None
