@@ -99,22 +99,27 @@ class Draft:
 
     def calls(self, name: str, results: Sequence[str], target: str, *args: Any, **kwargs: Any) -> list[Named]:
         """Adds a call with several results, of which some have names: "" for one that nobody reads. Raises likewise."""
-        encoded = [aten.encode(value, _name_of) for value in args]
-        named = [tensor_pb2.NamedValue(name=key, value=aten.encode(value, _name_of)) for key, value in kwargs.items()]
-        call = graph_pb2.Node(name=name, target=target, args=encoded, kwargs=named)
-        for of, result in zip(results, aten.call(target, encoded, named, self.meta, torch.device("meta")), strict=True):
-            assert result is not None
-            call.results.add(name=of, spec=dtypes.spec_of(result) if of else None)
-            self._made |= {of: result} if of else {}
-        self.nodes.append(call)
-        return [Named(of) for of in results]
+        call = _node(name, target, args, kwargs)
+        return self._add(call, results, aten.call(target, call.args, call.kwargs, self.meta, torch.device("meta")))
 
     def into(self, name: str, target: str, of: Named, *args: Any, **kwargs: Any) -> Named:
-        """Adds a call that writes its result over `of`, which is its first argument and may be its `out` too."""
-        result = self.call(name, target, of, *args, **kwargs)
-        self.nodes[-1].results[0].alias_of = of.name
-        self.nodes[-1].mutates.append(of.name)
+        """Adds a call that writes its result over `of`, which is its first argument and may be its `out` too.
+
+        It is not tried: the result lies as `of` does, and PyTorch 2.11 cannot try `addmm.dtype_out`.
+        """
+        call = _node(name, target, (of, *args), kwargs)
+        call.mutates.append(of.name)
+        [result] = self._add(call, [name], [self.meta(of.name)])
+        call.results[0].alias_of = of.name
         return result
+
+    def _add(self, call: graph_pb2.Node, names: Sequence[str], results: Sequence[torch.Tensor | None]) -> list[Named]:
+        for name, result in zip(names, results, strict=True):
+            assert result is not None
+            call.results.add(name=name, spec=dtypes.spec_of(result) if name else None)
+            self._made |= {name: result} if name else {}
+        self.nodes.append(call)
+        return [Named(name) for name in names]
 
     def take(self, node: graph_pb2.Node) -> None:
         """Adds a call of one result as it is, with the layout that it has. Raises what ATen raises on bad arguments."""
@@ -154,6 +159,12 @@ class Draft:
                 list(spec.shape), list(spec.strides), dtype=dtypes.to_torch(spec.dtype), device="meta"
             )
         return self._made[name]
+
+
+def _node(name: str, target: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> graph_pb2.Node:
+    """A call without results yet."""
+    named = [tensor_pb2.NamedValue(name=key, value=aten.encode(value, _name_of)) for key, value in kwargs.items()]
+    return graph_pb2.Node(name=name, target=target, args=[aten.encode(value, _name_of) for value in args], kwargs=named)
 
 
 def _name_of(value: object) -> str | None:
