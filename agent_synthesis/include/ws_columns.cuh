@@ -8,8 +8,8 @@
 //   `few(ColumnVisit<v>)`                           room for the results of a few rows, which the visit's join
 //   `fold(const Row&, k, column, few)`              takes the row into them
 //   `results(ColumnVisit<v>)`                       where the visit's results stay; later visits read them
-// Where visits are kernels it may have `finish(ColumnVisit<v>)`, which makes of what all have found what is wanted, and
-// `settle(column)`, what a column's stores need and no row changes.
+// It may have `settle(ColumnVisit<v>, column)`, which makes what a visit's rows, or the stores, need of a column and no row
+// changes; and where visits are kernels `finish(ColumnVisit<v>)`, which makes of what all have found what is wanted.
 // It may have `begin(outer)`, the coordinates of the other axes and what only they decide; `store_columns(column)`, what is
 // stored once a column; and, with a `load` of its own, `store_row(const Row&, k, column)`, what is stored of every row.
 #pragma once
@@ -239,7 +239,7 @@ template <int kVisit, class P, class Found> WS_INLINE void join_threads(const Co
     __shared__ typename Found::template Box<kThreads> box;
     results.template put<kThreads>(box);
     __syncthreads();
-    if constexpr (P::kTiling.counts && ColumnTile<P>::kDepth >= 4 * kGathered) {  // in two steps
+    if constexpr (ColumnTile<P>::kDepth >= 4 * kGathered) {  // in two steps
       __shared__ typename Found::template Box<kGathered * kLanes> some;
       if (threadIdx.x < kGathered * kLanes) {
         results.template collect_some<kGathered * kLanes, kThreads>(box);
@@ -274,7 +274,13 @@ WS_INLINE bool join_ctas(const ColumnTile<P>& at, Found& results, unsigned* arri
   return true;
 }
 
+// What a visit's rows need of a column, if anything.
+template <int kVisit, class P> WS_INLINE void settle_columns(P& nest, const ColumnTile<P>& at) {
+  if constexpr (requires { nest.settle(ColumnVisit<kVisit>(), at.column); }) nest.settle(ColumnVisit<kVisit>(), at.column);
+}
+
 template <int kVisit, class P> WS_INLINE void visit_columns(P& nest, const ColumnTile<P>& at) {
+  settle_columns<kVisit>(nest, at);
   auto& results = nest.results(ColumnVisit<kVisit>());
   fold_rows<kVisit>(nest, at, results);
   constexpr bool kLast = kVisit == P::kTiling.visits - 1;
@@ -304,6 +310,7 @@ template <int kVisit, int kBefore, class P, class... Spaces> WS_INLINE void leav
   const ColumnTile<P> at;
   if constexpr (requires { nest.begin(at.outer); }) nest.begin(at.outer);
   learn_columns<0, kVisit, 0>(nest, at, partials...);
+  settle_columns<kVisit>(nest, at);
   auto& results = nest.results(ColumnVisit<kVisit>());
   fold_rows<kVisit>(nest, at, results);
   launch_dependents();
@@ -319,7 +326,7 @@ template <class P, class... Spaces> WS_INLINE void store_columns(P nest, Spaces*
   if constexpr (requires { nest.begin(at.outer); }) nest.begin(at.outer);
   learn_columns<0, kVisits, 0>(nest, at, partials...);
   if constexpr (P::kTiling.overlap) launch_dependents();
-  if constexpr (requires { nest.settle(at.column); }) nest.settle(at.column);
+  settle_columns<kVisits>(nest, at);
   if constexpr (requires { nest.store_columns(at.column); })
     if (at.is_top() && at.cta == 0) nest.store_columns(at.column);
   if constexpr (requires { nest.load(ColumnVisit<kVisits>(), 0, at.column); })
@@ -339,8 +346,10 @@ template <class P, class... Spaces> WS_INLINE void reduce_columns(P nest, unsign
   if constexpr (requires { nest.store_columns(at.column); })
     if (at.is_top()) nest.store_columns(at.column);
   constexpr int kVisits = P::kTiling.visits;
-  if constexpr (requires { nest.load(ColumnVisit<kVisits>(), 0, at.column); })
+  if constexpr (requires { nest.load(ColumnVisit<kVisits>(), 0, at.column); }) {
+    settle_columns<kVisits>(nest, at);
     if (at.inside) store_rows<kVisits>(nest, at);
+  }
 }
 
 }  // namespace ws

@@ -67,6 +67,24 @@ def test_a_batch_norm_of_channels_side_by_side_is_shared_by_all_of_a_gpu(compile
     assert small.ctas == 1, "one launch for what takes no longer"
 
 
+@pytest.mark.parametrize(("images", "channels", "places"), [(2, 256, 14 * 14), (2, 512, 7 * 7), (2, 128, 28 * 28)])
+def test_small_batch_norms_have_a_block_for_many_multiprocessors(images: int, channels: int, places: int) -> None:
+    """Eight blocks of 32 columns took 34 us, as those of a network on two images are."""
+    schedule, nest = CudaColumnReduction(H200), batch_statistics(images, channels, places, channels_last=True)
+    made = schedule.emit(nest, schedule.defaults(nest))
+    assert min(launch.grid.x for launch in made.launches) >= 32
+
+
+def test_what_a_column_needs_is_computed_before_its_rows() -> None:
+    """A quotient of float64 for each element took longer than the memory."""
+    schedule, nest = CudaColumnReduction(H200), batch_statistics(2, 256, 14 * 14, channels_last=True)
+    source = schedule.emit(nest, schedule.defaults(nest)).text
+    rows = re.findall(r"void (?:fold|store_row)\(.*?\n  }\n", source, re.DOTALL)
+    assert len(rows) == 3
+    assert not any(re.search(r"/ 392|rsqrt", text) for text in rows)
+    assert len(re.findall(r"void settle\(", source)) == 2
+
+
 def test_blocks_share_no_columns_of_which_one_writes_what_another_reads() -> None:
     """A result of a column over what every row is moved by."""
     place, y = at(k=64, m=1), Load("y", at(m=1), F32)

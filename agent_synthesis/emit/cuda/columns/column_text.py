@@ -234,6 +234,7 @@ class ColumnKernel:
         taken = [(reduction.value, reduction.type) for reduction in stage.reductions]
         taken = [(narrowed(taken[0][0], own), own)] if merged else taken
         roots = [value for value, _ in taken]
+        ahead, settled = self._settle(number, roots)
 
         def take(inner: Scope) -> None:
             for i, (value, type_) in enumerate(taken):
@@ -241,7 +242,9 @@ class ColumnKernel:
 
         fold = self._uses_row(
             number, roots, "fold", f", {few}& part",
-            lambda scope, held: self._text.elements(scope, roots, take, held=held, known=self._known),
+            lambda scope, held: self._text.elements(
+                scope, roots, take, held=held, known=self._known, settled=settled
+            ),
         )  # fmt: skip
         for i, reduction in enumerate(stage.reductions):
             position = ".position" if reduction.operation in ARG_REDUCTIONS else ""
@@ -260,12 +263,15 @@ class ColumnKernel:
                 [f"  WS_INLINE void finish(ws::ColumnVisit<{number}>) {{ {result}.about_mean(kTiling.rows); }}"]
                 * merged
             ),
+            *ahead,
             *fold,
         ]
 
-    def _settle(self, roots: Sequence[Expression], settled: list[tuple[Expression, str]]) -> list[str]:
-        """Members for what rows need and do not change, and what sets them; added to `settled` as an element's text."""
+    def _settle(self, number: int, roots: Sequence[Expression]) -> tuple[list[str], list[tuple[Expression, str]]]:
+        """Members for what rows need in visit `number` and do not change, with what sets them; and elements' texts."""
         text, parts = self._text, passes.per_column(self._nest, roots, self._function.interner)
+        if not parts:
+            return [], []
         names = [self._function.names.take("of_column") for _ in parts]
         types = [self._function.dialect.compute(part.type) for part in parts]
 
@@ -274,13 +280,13 @@ class ColumnKernel:
                 inner.line(f"{name}[{text.lane}] = {inner.value(part).text};")
 
         body = self._members.child()
-        if parts:
-            text.elements(body, parts, settle, known=self._known)
-        settled += [(part, f"{name}[{text.lane}]") for name, part in zip(names, parts, strict=True)]
-        return [
+        text.elements(body, parts, settle, known=self._known)
+        head = f"void settle(ws::ColumnVisit<{number}>, {text.offset} {text.begin})"
+        lines = [
             *(f"  {kind} {name}[{text.vector_width}];" for kind, name in zip(types, names, strict=True)),
-            *(generated_struct.function(f"void settle({text.offset} {text.begin})", body.lines) if parts else []),
+            *generated_struct.function(head, body.lines),
         ]
+        return lines, [(part, f"{name}[{text.lane}]") for name, part in zip(names, parts, strict=True)]
 
     def _stores(self) -> list[str]:
         """What is stored once a column, and of every row."""
@@ -288,12 +294,11 @@ class ColumnKernel:
         each = [store for store in nest.stores if nest.is_element_store(store)]
         once = [store for store in nest.stores if store not in each]
 
-        settled: list[tuple[Expression, str]] = []
+        lines, settled = self._settle(len(self._stages), [store.value for store in each])
 
         def write(stores: Sequence[Store], scope: Scope, held: Sequence[tuple[Load, str]] = ()) -> None:
             text.stores(scope, stores, lambda inner: inner.learn(self._known), held=held, settled=settled)
 
-        lines = self._settle([store.value for store in each], settled) if self._settings.ctas > 1 else []
         if once:
             body = self._members.child()
             write(once, body)
