@@ -14,7 +14,7 @@ from agent_synthesis.graphs.einsum import MOST_OPERANDS, Einsum, Order
 from agent_synthesis.graphs.graph_index import GraphIndex, byte_count
 from agent_synthesis.lowering.groups import lower
 from agent_synthesis.nests.analysis.convolution import convolves
-from agent_synthesis.nests.analysis.decoded_product import decoded_product
+from agent_synthesis.nests.analysis.products.decoded_product import decoded_product
 from agent_synthesis.nests.attention import attention_of
 from agent_synthesis.nests.ir import AxisValue, Call, Expression, Index, Load, Memory, Nest
 from agent_synthesis.nests.product import elements_and_rows, matrix_product

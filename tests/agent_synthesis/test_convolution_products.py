@@ -20,7 +20,7 @@ from agent_synthesis.emit.cuda.products.convolutions.window_boxes import Boxes
 from agent_synthesis.emit.cuda.products.product_engine import ENGINES, EngineName
 from agent_synthesis.emit.cuda.products.product_tiling import TILE_ROWS
 from agent_synthesis.graphs.graph_index import GraphIndex
-from agent_synthesis.nests.analysis.convolution_product import convolution_product
+from agent_synthesis.nests.analysis.products.convolution_product import convolution_product
 from agent_synthesis.nests.ir import Nest
 from agent_synthesis.plans import cost, moves
 from agent_synthesis.plans.plan import plan_zero

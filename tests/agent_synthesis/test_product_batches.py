@@ -18,7 +18,7 @@ from agent_synthesis.emit.cuda.products.tensor_core_product import CudaProduct
 from agent_synthesis.graphs.graph_index import GraphIndex
 from agent_synthesis.lowering.groups import lower
 from agent_synthesis.nests import interpreter, iteration_space
-from agent_synthesis.nests.analysis.product_end import three_axes
+from agent_synthesis.nests.analysis.products.product_end import three_axes
 from agent_synthesis.nests.ir import BufferRef, Load, Nest, Type
 from agent_synthesis.nests.product import MOST_LAYER_AXES, LayerAxis, MatrixProduct, Operand, matrix_product
 from agent_synthesis.plans import moves

@@ -15,7 +15,7 @@ from agent_synthesis import generator
 from agent_synthesis.emit.cuda.products.normalized_product import CudaNormalizedProduct
 from agent_synthesis.graphs.graph_index import GraphIndex
 from agent_synthesis.nests import interpreter
-from agent_synthesis.nests.analysis.normalized_product import normalized_product
+from agent_synthesis.nests.analysis.products.normalized_product import normalized_product
 from agent_synthesis.nests.ir import Nest, Type
 from agent_synthesis.nests.product import elements_and_rows
 from agent_synthesis.plans import cost, moves

@@ -14,7 +14,7 @@ from agent_synthesis import generator
 from agent_synthesis.emit.cuda.products.decoded_product import CudaDecodedProduct, DecodedSettings
 from agent_synthesis.graphs.graph_index import GraphIndex
 from agent_synthesis.nests import interpreter
-from agent_synthesis.nests.analysis.decoded_product import decoded_product
+from agent_synthesis.nests.analysis.products.decoded_product import decoded_product
 from agent_synthesis.nests.ir import Nest
 from agent_synthesis.plans import cost, moves
 from agent_synthesis.plans.plan import Plan, plan_zero

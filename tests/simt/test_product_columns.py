@@ -15,7 +15,7 @@ from agent_synthesis.emit.cuda.products.product_engine import ENGINES
 from agent_synthesis.emit.cuda.products.product_tiling import Tiling
 from agent_synthesis.graphs.graph_index import GraphIndex
 from agent_synthesis.lowering.groups import lower
-from agent_synthesis.nests.analysis.normalized_product import normalized_product
+from agent_synthesis.nests.analysis.products.normalized_product import normalized_product
 from agent_synthesis.nests.ir import Nest
 from agent_synthesis.plans.plan import plan_zero
 from agent_synthesis.schedule import Emission

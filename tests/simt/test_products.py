@@ -20,7 +20,7 @@ from agent_synthesis.emit.cuda.products.tensor_core_product import CudaProduct
 from agent_synthesis.graphs.graph_index import GraphIndex
 from agent_synthesis.lowering.groups import lower
 from agent_synthesis.nests import iteration_space
-from agent_synthesis.nests.analysis.reduced_product import reduced_product
+from agent_synthesis.nests.analysis.products.reduced_product import reduced_product
 from agent_synthesis.nests.ir import Nest
 from agent_synthesis.nests.product import matrix_product
 from agent_synthesis.plans.plan import plan_zero

@@ -20,7 +20,7 @@ from agent_synthesis.emit.cuda.products.product_text import PRODUCT_HEADERS, Pro
 from agent_synthesis.emit.cuda.products.product_tiling import TILE_DEPTH, TILE_ROWS, Tiling, slice_depth, without_empty
 from agent_synthesis.emit.cuda.schedule import CudaSchedule
 from agent_synthesis.nests import iteration_space
-from agent_synthesis.nests.analysis.product_end import EVERYWHERE, band_of, end_of, three_axes
+from agent_synthesis.nests.analysis.products.product_end import EVERYWHERE, band_of, end_of, three_axes
 from agent_synthesis.nests.ir import Nest, Type
 from agent_synthesis.nests.product import MatrixProduct, matrix_product
 from agent_synthesis.schedule import Emission, Footprint

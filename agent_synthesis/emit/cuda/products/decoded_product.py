@@ -19,7 +19,7 @@ from agent_synthesis.emit.cuda.products.product_text import ProductText
 from agent_synthesis.emit.cuda.products.product_tiling import Tiling
 from agent_synthesis.emit.cuda.schedule import CudaSchedule
 from agent_synthesis.nests import iteration_space
-from agent_synthesis.nests.analysis.decoded_product import DecodedProduct, Read, decoded_product
+from agent_synthesis.nests.analysis.products.decoded_product import DecodedProduct, Read, decoded_product
 from agent_synthesis.nests.ir import Nest
 from agent_synthesis.schedule import Emission, Footprint
 from agent_synthesis.settings import Settings, setting

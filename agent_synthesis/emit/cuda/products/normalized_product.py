@@ -18,8 +18,8 @@ from agent_synthesis.emit.cuda.products.product_tiling import TILE_ROWS, Product
 from agent_synthesis.emit.cuda.products.tensor_core_product import CudaProduct
 from agent_synthesis.emit.expression import Scope
 from agent_synthesis.nests import iteration_space
-from agent_synthesis.nests.analysis.normalized_product import NormalizedProduct, normalized_product
-from agent_synthesis.nests.analysis.product_end import EVERYWHERE, band_of, end_of, three_axes
+from agent_synthesis.nests.analysis.products.normalized_product import NormalizedProduct, normalized_product
+from agent_synthesis.nests.analysis.products.product_end import EVERYWHERE, band_of, end_of, three_axes
 from agent_synthesis.nests.ir import Nest, Type
 from agent_synthesis.schedule import Emission, Footprint
 from warpsmith.errors import IllegalMove

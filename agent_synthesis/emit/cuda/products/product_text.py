@@ -18,7 +18,7 @@ from agent_synthesis.emit.cuda.products.product_tiling import TILE_ROWS, Tiling,
 from agent_synthesis.emit.expression import Scope
 from agent_synthesis.emit.spelling import CUDA, CUDA_SHORT_ERFC
 from agent_synthesis.nests import iteration_space
-from agent_synthesis.nests.analysis.product_end import EVERYWHERE, band_of, end_of, three_axes, with_erfc
+from agent_synthesis.nests.analysis.products.product_end import EVERYWHERE, band_of, end_of, three_axes, with_erfc
 from agent_synthesis.nests.ir import BufferRef, Nest
 from agent_synthesis.nests.product import MatrixProduct, matrix_product
 from agent_synthesis.schedule import Emission

@@ -20,8 +20,8 @@ from agent_synthesis.emit.cuda.stage_state import results, state_of, state_type
 from agent_synthesis.emit.expression import Scope
 from agent_synthesis.emit.spelling import CUDA
 from agent_synthesis.nests import iteration_space
-from agent_synthesis.nests.analysis.product_end import end_of, three_axes
-from agent_synthesis.nests.analysis.reduced_product import ReducedProduct, product_alone, reduced_product
+from agent_synthesis.nests.analysis.products.product_end import end_of, three_axes
+from agent_synthesis.nests.analysis.products.reduced_product import ReducedProduct, product_alone, reduced_product
 from agent_synthesis.nests.ir import Nest
 from agent_synthesis.schedule import Emission, Footprint
 from warpsmith.errors import IllegalMove

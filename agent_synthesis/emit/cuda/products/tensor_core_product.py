@@ -18,7 +18,7 @@ from agent_synthesis.emit.cuda.products.product_text import product_of
 from agent_synthesis.emit.cuda.products.product_tiling import Epilogue, ProductSettings, Tiling
 from agent_synthesis.emit.cuda.schedule import CudaSchedule
 from agent_synthesis.nests import iteration_space
-from agent_synthesis.nests.analysis.product_end import HELD_WIDTH, can_hold
+from agent_synthesis.nests.analysis.products.product_end import HELD_WIDTH, can_hold
 from agent_synthesis.nests.ir import Nest, Type
 from agent_synthesis.nests.product import MatrixProduct, Operand, matrix_product
 from agent_synthesis.schedule import Emission, Footprint

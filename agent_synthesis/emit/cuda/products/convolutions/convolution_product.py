@@ -19,7 +19,7 @@ from agent_synthesis.emit.cuda.products.product_engine import ENGINES, NEEDS, En
 from agent_synthesis.emit.cuda.products.product_tiling import TILE_ROWS, Tiling
 from agent_synthesis.emit.cuda.schedule import CudaSchedule
 from agent_synthesis.nests import iteration_space
-from agent_synthesis.nests.analysis.convolution_product import ConvolutionProduct, convolution_product, points
+from agent_synthesis.nests.analysis.products.convolution_product import ConvolutionProduct, convolution_product, points
 from agent_synthesis.nests.ir import Nest, Type
 from agent_synthesis.schedule import Emission, Footprint
 from agent_synthesis.settings import Settings, setting

@@ -19,7 +19,7 @@ from agent_synthesis.emit.cuda.products.operands import Operands, Side, workspac
 from agent_synthesis.emit.cuda.products.product_engine import Engine
 from agent_synthesis.emit.cuda.products.product_text import PRODUCT_HEADERS, WARPGROUP_THREADS, ProductText
 from agent_synthesis.emit.cuda.products.product_tiling import TILE_ROWS, Tiling
-from agent_synthesis.nests.analysis.convolution_product import points
+from agent_synthesis.nests.analysis.products.convolution_product import points
 from agent_synthesis.nests.interner import Interner
 from agent_synthesis.nests.ir import Axis, Expression, Load, Nest
 from agent_synthesis.nests.product import MatrixProduct

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from agent_synthesis.emit.cuda import geometry
 from agent_synthesis.emit.cuda.products.product_engine import Engine
 from agent_synthesis.emit.cuda.products.product_tiling import TILE_ROWS, Tiling
-from agent_synthesis.nests.analysis.convolution_product import ConvolutionProduct, points
+from agent_synthesis.nests.analysis.products.convolution_product import ConvolutionProduct, points
 from agent_synthesis.nests.ir import Axis
 from agent_synthesis.nests.product import LayerAxis, MatrixProduct, Operand
 from agent_synthesis.nests.sliding_window import Slide

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 
 from agent_synthesis.nests import iteration_space, memory_access
-from agent_synthesis.nests.analysis.product_end import over_axes
+from agent_synthesis.nests.analysis.products.product_end import over_axes
 from agent_synthesis.nests.interner import Interner
 from agent_synthesis.nests.ir import (
     AxisValue,
