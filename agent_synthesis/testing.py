@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 
@@ -278,6 +279,23 @@ def batch_statistics(
         (BufferRef("x", F32, count), BufferRef("y", F32, count, True), BufferRef("running", F32, channels, True),
          *([BufferRef(running, F32, channels)] if running != "running" else [])),
     ))  # fmt: skip
+
+
+def turned(nest: Nest, **strides: int) -> Nest:
+    """The nest with elements stored otherwise: by these strides."""
+    stores = tuple(
+        replace(store, index=at(**strides)) if nest.is_element_store(store) else store for store in nest.stores
+    )
+    return verify(replace(nest, stores=stores))
+
+
+def transposed(rows: int, columns: int, storage: Type = F32) -> Nest:
+    """The sum of a matrix and of another one that lies transposed."""
+    kind, count = storage.compute, rows * columns
+    value = call("add", Load("a", at(i=columns, j=1), kind), Load("b", at(i=1, j=rows), kind), type_=kind)
+    buffers = (BufferRef("a", storage, count), BufferRef("b", storage, count), BufferRef("y", storage, count, True))
+    stores = (Store("y", at(i=columns, j=1), value),)
+    return verify(Nest("transposed", (Axis("i", rows), Axis("j", columns)), (), (), stores, buffers))
 
 
 def concatenation(batch: int, channels: Sequence[int], pixels: int, *, normalised: bool = False) -> Nest:

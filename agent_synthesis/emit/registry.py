@@ -29,6 +29,7 @@ from agent_synthesis.emit.cuda.products.small_product import CudaSmallProduct
 from agent_synthesis.emit.cuda.products.streamed_product import CudaStreamedProduct
 from agent_synthesis.emit.cuda.products.tensor_core_product import CudaProduct
 from agent_synthesis.emit.cuda.recurrent import CudaRecurrent
+from agent_synthesis.emit.cuda.reductions_apart import CudaReductionsApart
 from agent_synthesis.emit.cuda.rows.row_reduction import CudaRowReduction
 from agent_synthesis.emit.cuda.rows.rows_and_columns import CudaRowsAndColumns
 from agent_synthesis.emit.cuda.scans.scan import CudaScan
@@ -64,17 +65,18 @@ def _reductions(card: Hardware) -> tuple[Offered, ...]:
     return Offered(CudaColumnReduction(card)), Offered(CudaRowReduction(card))
 
 
-def schedules_of_pieces(card: Hardware) -> tuple[Offered, ...]:
-    """What parts of a concatenation may be run by, preferred first."""
+def schedules_of_parts(card: Hardware) -> tuple[Offered, ...]:
+    """What parts of a nest may be run by, preferred first."""
     return (*_pointwise(card), *_reductions(card))
 
 
 def _cuda(card: Hardware) -> tuple[Offered, ...]:
     """Of products, the first two take what gains by it."""
     return (
-        Offered(CudaPieces(card, schedules_of_pieces(card))), *_pointwise(card), Offered(CudaScan(card)),
+        Offered(CudaPieces(card, schedules_of_parts(card))), *_pointwise(card), Offered(CudaScan(card)),
         Offered(CudaWindow(card)), Offered(CudaConvolution(card)), Offered(CudaConvolutionProduct(card)),
-        *_reductions(card), Offered(CudaRowsAndColumns(card)), Offered(CudaSegments(card)),
+        *_reductions(card), Offered(CudaReductionsApart(card, schedules_of_parts(card))),
+        Offered(CudaRowsAndColumns(card)), Offered(CudaSegments(card)),
         Offered(CudaStreamedProduct(card)), Offered(CudaConvertedProduct(card)), Offered(CudaProduct(card)),
         Offered(CudaSmallProduct(card)), Offered(CudaDecodedProduct(card)), Offered(CudaReducedProduct(card)),
         Offered(CudaNormalizedProduct(card)), Offered(CudaAttention(card)), Offered(CudaRecurrent(card)),
@@ -86,6 +88,8 @@ PRODUCTS = frozenset({
     "cuda_product_columns", "cuda_product_decoded", "cuda_attention",
 })  # fmt: skip
 """Schedules of matrix products and of attention, which no other schedule takes."""
+APART = "cuda_reductions_apart"
+"""The schedule of reductions whose elements are stored by a kernel of their own."""
 PIECES = "cuda_pieces"
 """The schedule of what others would take too, and make of it element by element."""
 RECURRENT = frozenset({"cuda_recurrent"})

@@ -318,18 +318,21 @@ template <int kVisit, int kBefore, class P, class... Spaces> WS_INLINE void leav
   if (at.is_top()) results.template store_after<kBefore>(at.point() + at.cta * at.kPoints, partials...);
 }
 
-// The kernel that stores. The blocks walk backwards: what was read last is still near.
+// The kernel that stores. The blocks walk backwards: what was read last is still near; where nothing is stored of rows, the
+// first of those that share columns are all.
 template <class P, class... Spaces> WS_INLINE void store_columns(P nest, Spaces*... partials) {
   wait_for_previous();
-  const ColumnTile<P> at(gridDim.x - 1 - blockIdx.x);
-  constexpr int kVisits = P::kTiling.visits;
+  constexpr int kVisits = P::kTiling.visits, kTiles = ColumnTile<P>::kTiles, kCtas = ColumnTile<P>::kCtas;
+  constexpr bool kStoresRows = requires(const P& each) { each.load(ColumnVisit<kVisits>(), 0, typename P::Offset()); };
+  const unsigned first = blockIdx.x / kTiles * (kTiles * kCtas) + blockIdx.x % kTiles;
+  const ColumnTile<P> at(kStoresRows ? gridDim.x - 1 - blockIdx.x : first);
   if constexpr (requires { nest.begin(at.outer); }) nest.begin(at.outer);
   learn_columns<0, kVisits, 0>(nest, at, partials...);
   if constexpr (P::kTiling.overlap) launch_dependents();
   settle_columns<kVisits>(nest, at);
   if constexpr (requires { nest.store_columns(at.column); })
     if (at.is_top() && at.cta == 0) nest.store_columns(at.column);
-  if constexpr (requires { nest.load(ColumnVisit<kVisits>(), 0, at.column); })
+  if constexpr (kStoresRows)
     if (at.inside) store_rows<kVisits>(nest, at);
 }
 

@@ -12,11 +12,12 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from typing import Literal
 
-from agent_synthesis.emit.registry import PIECES
+from agent_synthesis.emit.registry import APART, PIECES
 from agent_synthesis.graphs import biases, decompositions, row_sums, splits
 from agent_synthesis.graphs.graph_index import byte_count
 from agent_synthesis.lowering.groups import Refusal, lower
 from agent_synthesis.nests import iteration_space, passes
+from agent_synthesis.nests.analysis.apart import apart
 from agent_synthesis.nests.analysis.convolution import convolves
 from agent_synthesis.nests.analysis.pieces import pieces
 from agent_synthesis.nests.analysis.transposition import SECTOR_BYTES, across_bytes
@@ -245,8 +246,9 @@ def _across_bytes(plan: Plan, name: str) -> int:
         return 0
     if not passes.is_reduction(nest) or multiplies_matrices(nest):
         return 0
-    is_apart = plan.group(name).schedule == PIECES
-    nests = map(iteration_space.simplified, pieces(nest) if is_apart else [nest])
+    halves = apart(nest) if plan.group(name).schedule == APART else None
+    parts = pieces(nest) if plan.group(name).schedule == PIECES else [nest if halves is None else halves.reducing]
+    nests = map(iteration_space.simplified, parts)
     return sum(across_bytes(each, passes.axis_across(each, 2) or each.reduced[-1], SECTOR_BYTES) for each in nests)
 
 

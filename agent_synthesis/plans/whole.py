@@ -83,7 +83,6 @@ def authored(plan: Plan, choice: str) -> Plan:
                 )
     if result.index.graph.gradients:
         result = _with_less_traffic(result, may_join)
-    result = _with_copies_apart(result, may_join)
     result = _with_points_together(result)
     count = sum(group.engine == "authored" for group in result.groups)
     least = least_kernels(plan)
@@ -165,34 +164,6 @@ def _moves_less(made: Plan, plan: Plan) -> bool:
     if not all(saving.is_elementwise(plan.index, node) for node in again):
         return False
     return _moved_bytes(made, theirs) < _moved_bytes(plan, own) and not chunking.holds_more(made, plan)
-
-
-def _with_copies_apart(plan: Plan, may_join: Callable[[Plan, Group], bool]) -> Plan:
-    """The plan in which a copy into another layout is a kernel of its own where less memory is moved so.
-
-    With what it copies it takes in all that is computed element by element, and no reduction in front of that, whose
-    result is then stored and read again: at the end of a residual block that of two batch norms, each as large as the
-    copy.
-    """
-    result = plan
-    for name in [group.name for group in plan.groups if group.engine == "authored" and _copies(plan, group)]:
-        inner = plan.index.producer(plan.index.nodes[name].args[0].tensor)
-        if inner is None or inner not in result.group(name).nodes:
-            continue
-        with contextlib.suppress(IllegalMove):
-            made = fusion.authored(fusion.authored(fusion.as_library(result, name), name), inner)
-            made = fusion.fused_with_all(made, inner, ["moved"], may_join)
-            if _moved_bytes(made, made.groups) < _moved_bytes(result, result.groups):
-                result = made
-    return result
-
-
-def _copies(plan: Plan, group: Group) -> bool:
-    """Whether a group ends with a copy into another layout."""
-    node = plan.index.nodes.get(group.name)
-    if node is None or operation(node) != "clone" or len(group.nodes) == 1:
-        return False
-    return plan.index.spec(node.args[0].tensor).strides != plan.index.spec(node.results[0].name).strides
 
 
 def _moved_bytes(plan: Plan, groups: Iterable[Group]) -> int:

@@ -11,8 +11,9 @@ from agent_synthesis.generator import generate
 from agent_synthesis.graphs.graph_index import GraphIndex
 from agent_synthesis.nests import interpreter, iteration_space
 from agent_synthesis.nests.analysis import stages
+from agent_synthesis.nests.analysis.apart import apart
 from agent_synthesis.plans import analysis, moves, whole
-from agent_synthesis.plans.plan import Plan, plan_zero
+from agent_synthesis.plans.plan import Plan, plan_zero, schedules_for
 from warpsmith.errors import IllegalMove
 from warpsmith.graphs import aten
 from warpsmith.graphs.capture import capture
@@ -178,24 +179,24 @@ def test_a_choice_that_says_the_same_as_another_is_not_offered() -> None:
 
 
 @pytest.mark.parametrize("is_training", [True, False])
-def test_a_reduction_takes_in_no_copy_that_lies_across_its_rows(is_training: bool) -> None:
+def test_what_a_norm_stores_in_another_layout_passes_through_tiles(is_training: bool) -> None:
     """Each element of a batch norm that was stored channels-last took a sector of its own."""
     module = nn.Sequential(nn.BatchNorm2d(32), nn.ReLU(), nn.Conv2d(32, 64, 1)).train(is_training)
     layout = analysis_pb2.Move(kind=analysis_pb2.MOVE_KIND_LAYOUT, group="*", choice="channels_last")
     plan = moves.apply_all(zero(module, (16, 32, 64, 64)), [layout, move("beside_products")])
     (copy,) = (group for group in plan.groups if group.name == "relu_channels_last")
-    assert copy.schedule == "cuda_transpose"
-    assert ("batch_norm" in copy.nodes) is not is_training
+    assert "batch_norm" in copy.nodes
+    assert copy.schedule == ("cuda_reductions_apart" if is_training else "cuda_transpose")
     if is_training:
-        fuse = analysis_pb2.Move(kind=analysis_pb2.MOVE_KIND_FUSE, group=copy.name, choice="batch_norm")
-        joined = moves.apply(plan, fuse)
-        nest = joined.nest(joined.group(copy.name))
-        extra = joined.schedule(joined.group(copy.name)).footprint(nest, joined.group(copy.name).settings).extra_bytes
-        assert extra >= 7 * 16 * 32 * 64 * 64 * 4, "and what it costs is told"
+        nest = plan.nest(copy)
+        assert plan.schedule(copy).footprint(nest, copy.settings).extra_bytes < 16 * 32 * 64 * 64 * 4
+        (rows,) = (each for each in schedules_for(plan.target, nest) if each.name == "cuda_row_reduction")
+        extra = rows.footprint(nest, rows.defaults(nest)).extra_bytes
+        assert extra >= 7 * 16 * 32 * 64 * 64 * 4, "what one kernel of rows would cost is told"
 
 
-def test_a_copy_at_the_end_leaves_two_norms_to_the_sum_that_it_copies(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each of which is as large as the copy, and is read once more where it is stored."""
+def test_a_copy_at_the_end_is_stored_by_the_kernel_that_sums_two_norms() -> None:
+    """Each of which is as large as the copy."""
 
     class Residual(nn.Module):
         def __init__(self) -> None:
@@ -210,18 +211,15 @@ def test_a_copy_at_the_end_leaves_two_norms_to_the_sum_that_it_copies(monkeypatc
             return (left + right).relu()
 
     layout = analysis_pb2.Move(kind=analysis_pb2.MOVE_KIND_LAYOUT, group="*", choice="channels_last")
-    start = moves.apply(zero(Residual(), (10, 64, 224, 224)), layout)
-    plan = moves.apply(start, move("beside_products"))
-    group = plan.group("relu")
-    assert group.schedule == "cuda_column_reduction"
+    plan = moves.apply_all(zero(Residual(), (10, 64, 224, 224)), [layout, move("beside_products")])
+    group = plan.group("relu_contiguous")
+    assert group.schedule == "cuda_reductions_apart"
     assert {"batch_norm", "batch_norm_1", "add", "relu"} <= {*group.nodes}
-    assert plan.group("relu_contiguous").nodes == ("relu_contiguous",)
-    assert len(stages.plan(iteration_space.canonical(plan.nest(group)), merge=True, apart=True)) == 2
-    monkeypatch.setattr(whole, "_with_copies_apart", lambda plan, _: plan)
-    joined = moves.apply(start, move("beside_products"))
-    assert "relu" in joined.group("relu_contiguous").nodes
-    spared = whole._moved_bytes(joined, joined.groups) - whole._moved_bytes(plan, plan.groups)
-    assert spared > 1.9 * 10 * 64 * 224 * 224 * 4
+    found = apart(plan.nest(group))
+    assert found is not None
+    assert len(stages.plan(iteration_space.canonical(found.reducing), merge=True, apart=True)) == 2
+    images = {buffer.name for buffer in found.storing.buffers if buffer.element_count == 10 * 64 * 224 * 224}
+    assert len(images) == 3, "both are read once more, and the sum is written"
 
 
 def test_what_is_in_kernels_already_stays_as_it_is() -> None:

@@ -15,13 +15,14 @@ from simulated import Subject
 from agent_synthesis.emit.cuda.columns.column_reduction import CudaColumnReduction
 from agent_synthesis.emit.cuda.pieces import CudaPieces
 from agent_synthesis.emit.cuda.pointwise import CudaPointwise
+from agent_synthesis.emit.cuda.reductions_apart import CudaReductionsApart
 from agent_synthesis.emit.cuda.rows.row_reduction import CudaRowReduction
 from agent_synthesis.emit.cuda.rows.rows_and_columns import CudaRowsAndColumns
 from agent_synthesis.emit.cuda.scans.scan import CudaScan
 from agent_synthesis.emit.cuda.transposes.transpose import CudaTranspose
 from agent_synthesis.emit.cuda.windows.convolution import CudaConvolution
 from agent_synthesis.emit.cuda.windows.window import CudaWindow
-from agent_synthesis.emit.registry import schedules_of_pieces
+from agent_synthesis.emit.registry import schedules_of_parts
 from agent_synthesis.nests.ir import (
     Axis,
     Bound,
@@ -57,18 +58,11 @@ from agent_synthesis.testing import (
     row_dot,
     running_sum,
     softmax,
+    transposed,
+    turned,
 )
 from warpsmith.errors import IllegalMove
 from warpsmith.hardware import H200
-
-
-def transposed(rows: int, columns: int, storage: Type = F32) -> Nest:
-    """The sum of a matrix and of another one that lies transposed."""
-    kind, count = storage.compute, rows * columns
-    value = call("add", Load("a", at(i=columns, j=1), kind), Load("b", at(i=1, j=rows), kind), type_=kind)
-    buffers = (BufferRef("a", storage, count), BufferRef("b", storage, count), BufferRef("y", storage, count, True))
-    stores = (Store("y", at(i=columns, j=1), value),)
-    return verify(Nest("transposed", (Axis("i", rows), Axis("j", columns)), (), (), stores, buffers))
 
 
 def biased(images: int, channels: int, pixels: int) -> Nest:
@@ -430,6 +424,13 @@ _CONCATENATIONS: Mapping[str, Make] = {
     "reduced": lambda _: concatenation(2, (4, 6), 50, normalised=True),
 }
 
+_APART: Mapping[str, Make] = {
+    "statistics": lambda _: batch_statistics(3, 32, 49, "before", channels_last=True),
+    "turned": lambda _: turned(batch_statistics(2, 36, 40, "before", channels_last=True), n=36 * 40, c=40, s=1),
+    "bare": lambda _: column_softmax(40, 37),
+    "rows": lambda _: turned(layer_norm(64, 48), i=1, j=64),
+}
+
 _FAMILIES: Mapping[str, tuple[Schedule, Mapping[str, Make], Mapping[str, Changes]]] = {
     "pointwise": (CudaPointwise(H200), _POINTWISE, _VECTORS),
     "turn": (CudaTranspose(H200), _TURNS, _TILES),
@@ -439,7 +440,8 @@ _FAMILIES: Mapping[str, tuple[Schedule, Mapping[str, Make], Mapping[str, Changes
     "scan": (CudaScan(H200), _SCANS, _SCAN_TEAMS),
     "window": (CudaWindow(H200), _WINDOWS, _WINDOW_TEAMS),
     "convolution": (CudaConvolution(H200), _CONVOLUTIONS, _STRIPS),
-    "pieces": (CudaPieces(H200, schedules_of_pieces(H200), large_bytes=0), _CONCATENATIONS, {"each": {}}),
+    "apart": (CudaReductionsApart(H200, schedules_of_parts(H200)), _APART, {"each": {}}),
+    "pieces": (CudaPieces(H200, schedules_of_parts(H200), large_bytes=0), _CONCATENATIONS, {"each": {}}),
 }
 
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from one_thread_an_element import OneThreadAnElement
 from simulated import Subject, simulation, wrong_values
-from subjects import transposed
 
 from agent_correctness.simulation.simt import Sanitizer, Simulator
+from agent_synthesis.testing import transposed
 from warpsmith.hardware import H200
 
 DOCS = Path(__file__).parent.parent.parent / "docs"

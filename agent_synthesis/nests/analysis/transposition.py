@@ -43,6 +43,10 @@ class Turn:
         """Whether the access runs across: it steps to a neighbour there, and far along the other axis."""
         return _crosses(index, self.along, self.across)
 
+    def is_of_a_tile(self, index: Index) -> bool:
+        """Whether the access runs along and has other elements in each row of a tile, which are all that tile's own."""
+        return not self.crosses(index) and self.across.name in index.axes()
+
     @property
     def crossing(self) -> list[Load | Store]:
         """Accesses that run across, each once: loads, then stores."""

@@ -154,8 +154,9 @@ class ColumnKernel:
                 name, text, skeleton, settings.threads, settings.min_blocks, passed, entry, stores=stores
             )
             own = [buffer.name for buffer in used if buffer.written]
+            grid = team.blocks // (1 if not stores or passes.element_stores(self._nest) else settings.ctas)
             launches.append(geometry.launch(
-                original, entry=entry, grid=team.blocks, threads=settings.threads, buffers=used,
+                original, entry=entry, grid=grid, threads=settings.threads, buffers=used,
                 workspaces=[space.buffer.name for space in spaces[:until]],
                 dependent=number > 0 or settings.dependent_launch,
                 writes=own + [space.buffer.name for space in spaces[before:until]],

@@ -134,7 +134,7 @@ def _held_registers(found: Turn, settings: TransposeSettings) -> int:
     held = [load for load in found.crossing if isinstance(load, Load)]
     if settings.preload:
         width = settings.vector_width
-        direct = (load for load in memory_access.loads(found.nest) if load not in held)
+        direct = (load for load in memory_access.loads(found.nest) if found.is_of_a_tile(load.index))
         held += [load for load in direct if memory_access.access(load.index, found.along.name, width) == "vector"]
     return sum(max(1, each * found.nest.buffer(load.buffer).type.size_bytes // 4) for load in held)
 

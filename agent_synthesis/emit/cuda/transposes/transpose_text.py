@@ -58,7 +58,7 @@ class TransposeText:
         self._crossing = found.crossing
         loads = self._text.varying_loads(store.value for store in found.nest.stores)
         self._along = [
-            load for load in loads if load not in self._crossing and self._text.access_of(load) == "vector"
+            load for load in loads if found.is_of_a_tile(load.index) and self._text.access_of(load) == "vector"
         ]  # fmt: skip
 
     def lines(self) -> list[str]:
