@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from agent_synthesis.emit import function_text
 from agent_synthesis.emit.cuda import generated_struct, geometry, kernel_text
+from agent_synthesis.emit.cuda.block_work import BlockWork
 from agent_synthesis.emit.cuda.schedule import DEPENDENT_LAUNCH, CudaSchedule
 from agent_synthesis.emit.cuda.transposes import transpose
 from agent_synthesis.nests import iteration_space, memory_access
@@ -88,11 +89,25 @@ class CudaPointwise(CudaSchedule):
 
     def emit(self, nest: Nest, settings: PointwiseSettings) -> Emission:
         """One kernel."""
+        work = self.work(nest, settings)
+        lines = function_text.header(nest, self.name, settings) + work.kernel()
+        return geometry.one_kernel(
+            nest, lines, HEADERS, grid=work.blocks, threads=settings.threads, dependent=settings.dependent_launch
+        )
+
+    def work(self, nest: Nest, settings: PointwiseSettings) -> BlockWork:
+        """What a block does, in a kernel of this nest or of several.
+
+        Raises:
+            IllegalMove: the settings cannot run this nest.
+        """
         self._require(nest, settings)
         simple, axis = _canonical(nest)
-        lines = function_text.header(nest, self.name, settings) + _text(simple, axis, settings)
-        grid, pdl = _blocks(simple, settings), settings.dependent_launch
-        return geometry.one_kernel(nest, lines, HEADERS, grid=grid, threads=settings.threads, dependent=pdl)
+        name, struct, text = _text(simple, axis, settings)
+        return BlockWork(
+            name, struct, text, "compute_pointwise", _blocks(simple, settings), settings.threads, HEADERS,
+            settings.dependent_launch,
+        )  # fmt: skip
 
     def _require(self, nest: Nest, settings: PointwiseSettings) -> None:
         simple, axis = _canonical(nest)
@@ -131,8 +146,8 @@ def _blocks(nest: Nest, settings: PointwiseSettings) -> int:
     return rows * -(-vectors // (settings.threads * settings.vectors))
 
 
-def _text(nest: Nest, axis: Axis, settings: PointwiseSettings) -> list[str]:
-    """The struct and the kernel."""
+def _text(nest: Nest, axis: Axis, settings: PointwiseSettings) -> tuple[str, list[str], kernel_text.KernelText]:
+    """The struct: its name, its lines, and what wrote them."""
     width = settings.vector_width
     text = kernel_text.KernelText(
         nest, axis.name, width, settings.loads, settings.stores, kernel_text.dialect_of(settings.exp),
@@ -164,5 +179,4 @@ def _text(nest: Nest, axis: Axis, settings: PointwiseSettings) -> list[str]:
     head = f"void compute({', '.join([arguments, *given])}) const"
     lines += generated_struct.function(head, [*located, *inner.lines])
     name = f"{text.entry}_pointwise"
-    struct = generated_struct.struct(name, text, lines)
-    return struct + generated_struct.kernel(name, text, "compute_pointwise", settings.threads, 1)
+    return name, generated_struct.struct(name, text, lines), text
