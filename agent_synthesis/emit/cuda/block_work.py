@@ -29,6 +29,8 @@ class BlockWork:
     threads: int
     """Of a block."""
     headers: tuple[str, ...]
+    held_registers: int
+    """Of a thread, for what it has loaded."""
     dependent: bool
     """Whether a kernel may start while the previous one ends."""
     shared: Mapping[str, str] = field(default_factory=dict)

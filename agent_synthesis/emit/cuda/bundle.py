@@ -87,7 +87,8 @@ class CudaBundle(CudaSchedule):
         works = [share.work for share in shares]
         headers = dict.fromkeys(header for work in works for header in (*work.headers, HEADER))
         threads = max(work.threads for work in works)
-        lines = [*_header(nest, shares), *(line for work in works for line in work.struct), *_kernel(nest, shares)]
+        kernel = _kernel(nest, shares, threads, self._min_blocks(threads, max(work.held_registers for work in works)))
+        lines = [*_header(nest, shares), *(line for work in works for line in work.struct), *kernel]
         return geometry.one_kernel(
             nest, lines, headers, grid=sum(share.blocks for share in shares), threads=threads,
             dependent=works[0].dependent,
@@ -109,6 +110,14 @@ class CudaBundle(CudaSchedule):
             if isinstance(schedule, CudaPointwise) and isinstance(settings, PointwiseSettings):
                 return schedule.work(member.nest, settings)
         return None
+
+    def _min_blocks(self, threads: int, held_registers: int) -> int:
+        """As many as give half of the threads that an SM may have, if registers do: the member that asks for most, such
+        as counters of all norms by one thread, would leave two blocks of tiles on an SM."""
+        most = max(1, self.hardware.sm_threads // 2 // threads)
+        needed = held_registers + geometry.KERNEL_OVERHEAD_REGISTERS
+        fitting = (count for count in range(most, 1, -1) if self.hardware.register_limit(threads, count) >= needed)
+        return next(fitting, 1)
 
     def _shares(self, nest: Nest) -> list[_Share]:
         forms: dict[int, list[Member]] = {}
@@ -140,7 +149,7 @@ def _header(nest: Nest, shares: Sequence[_Share]) -> list[str]:
     return [f"// {line}" for line in lines]
 
 
-def _kernel(nest: Nest, shares: Sequence[_Share]) -> list[str]:
+def _kernel(nest: Nest, shares: Sequence[_Share], threads: int, min_blocks: int) -> list[str]:
     """The kernel: shared memory for the largest, then a range of blocks for each form."""
     names = Names(["block", "memory", "work"])
     entry = names.take(nest.name)
@@ -150,8 +159,7 @@ def _kernel(nest: Nest, shares: Sequence[_Share]) -> list[str]:
         for member in share.members:
             own = zip(member.nest.buffers, share.work.text.nest.buffers, strict=True)
             arguments |= {each.name: share.work.text.argument(like, called[each.name]) for each, like in own}
-    threads = max(share.work.threads for share in shares)
-    lines = [f'extern "C" __global__ void __launch_bounds__({threads}, 1) {entry}(']
+    lines = [f'extern "C" __global__ void __launch_bounds__({threads}, {min_blocks}) {entry}(']
     lines += kernel_text.wrapped([arguments[buffer.name] for buffer in nest.buffers])
     tiles = [kind.replace("%", share.work.name) for share in shares for kind in share.work.shared.values()]
     if tiles:

@@ -106,7 +106,7 @@ class CudaPointwise(CudaSchedule):
         name, struct, text = _text(simple, axis, settings)
         return BlockWork(
             name, struct, text, "compute_pointwise", _blocks(simple, settings), settings.threads, HEADERS,
-            settings.dependent_launch,
+            _held_registers(simple, axis, settings), settings.dependent_launch,
         )  # fmt: skip
 
     def _require(self, nest: Nest, settings: PointwiseSettings) -> None:
@@ -116,12 +116,18 @@ class CudaPointwise(CudaSchedule):
             raise IllegalMove(f"{nest.name}: {width} elements do not lie together everywhere")
         if settings.by_rows and (len(simple.parallel) == 1 or axis.extent < width * settings.threads * vectors):
             raise IllegalMove(f"{nest.name}: a row of {axis.extent} is less than a block of {settings.threads} takes")
-        held = sum(
-            max(1, width * simple.buffer(load.buffer).type.size_bytes // 4)
-            for load in memory_access.loads(simple)
-            if axis.name in load.index.axes()
-        )
-        geometry.require_block(self.hardware, nest, threads=settings.threads, held_registers=held * vectors)
+        held = _held_registers(simple, axis, settings)
+        geometry.require_block(self.hardware, nest, threads=settings.threads, held_registers=held)
+
+
+def _held_registers(simple: Nest, axis: Axis, settings: PointwiseSettings) -> int:
+    """Of the vectors that a thread loads before it stores."""
+    held = (
+        max(1, settings.vector_width * simple.buffer(load.buffer).type.size_bytes // 4)
+        for load in memory_access.loads(simple)
+        if axis.name in load.index.axes()
+    )
+    return sum(held) * settings.vectors
 
 
 def _canonical(nest: Nest) -> tuple[Nest, Axis]:

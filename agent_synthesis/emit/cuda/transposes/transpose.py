@@ -99,7 +99,7 @@ class CudaTranspose(CudaSchedule):
         text = TransposeText(found, settings)
         return BlockWork(
             text.name, text.struct(), text.text, "transpose", _tiles(found, settings), settings.threads, HEADERS,
-            settings.dependent_launch, {"tiles": "ws::TransposeTiles<%>"},
+            _held_registers(found, settings), settings.dependent_launch, {"tiles": "ws::TransposeTiles<%>"},
         )  # fmt: skip
 
     def _legal_defaults(self, nest: Nest) -> list[TransposeSettings]:
