@@ -33,9 +33,11 @@ CHOICES: Mapping[str, str] = {
 LEAST_OF_WHOLE_PLAN = 3
 """Kernels that a whole plan launches as one."""
 _MOST_BYTES = 32 << 20
-"""That a member moves which depends on nothing computed: some launches' time, at the speed of a GPU's memory."""
+"""That a member moves which reads nothing computed: some launches' time, at the speed of a GPU's memory."""
 _MOST_COMPUTED_BYTES = 4 << 20
-"""The same of one that others make the inputs of: its results are in the cache for whom comes next."""
+"""The same of one that reads what others have just made, which is in the cache, as its results are for whom is next."""
+_COMPUTED_SHARE = 1 / 16
+"""Of what a member moves, the computed part from which on it counts as that; an optimizer reads single numbers."""
 _MOST_TOGETHER_BYTES = 256 << 20
 """That all members move: their results are held from one place on, so that this bounds what is held more."""
 
@@ -115,7 +117,7 @@ def _bundles(plan: Plan) -> list[list[str]]:
         if group.engine != "authored" or group.schedule not in MAY_BE_BUNDLED or plan.is_kept(group):
             continue
         kind, moved = _kind(plan, group), _moved_bytes(plan, group)
-        if moved > (_MOST_COMPUTED_BYTES if kind.is_computed else _MOST_BYTES):
+        if moved > (_MOST_COMPUTED_BYTES if _is_in_cache(plan, group, moved) else _MOST_BYTES):
             continue
         tensors = {*plan.reads(group), *plan.outputs(group)}
         for bundle in found:
@@ -135,6 +137,13 @@ def _kind(plan: Plan, group: Group) -> _Kind:
     is_computed = any(not plan.is_kept(plan.group(name)) for name in plan.producers(group))
     late = not index.of_backward.isdisjoint(nodes)
     return _Kind(is_computed, is_of_forward=not index.of_forward.isdisjoint(nodes), is_of_backward=late)
+
+
+def _is_in_cache(plan: Plan, group: Group, moved_bytes: int) -> bool:
+    """Whether a part of what a group moves that counts is made by others."""
+    index, kept = plan.index, {None, *plan.kept_calls}
+    made = (tensor for tensor in plan.reads(group) if index.producer(tensor) not in kept)
+    return sum(byte_count(index.spec(tensor)) for tensor in made) > _COMPUTED_SHARE * moved_bytes
 
 
 def _moved_bytes(plan: Plan, group: Group) -> int:

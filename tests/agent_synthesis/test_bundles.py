@@ -136,6 +136,28 @@ def test_other_small_steps_are_launched_together_too(compile_cuda: Callable[[Emi
         compile_cuda(plan.schedule(group).emit(plan.nest(group), group.settings))
 
 
+def test_small_tensors_of_an_optimizer_are_updated_by_one_launch() -> None:
+    """Each in place, by a rate that is computed: a single number, so that no result is awaited in the cache."""
+    shapes = [(40,), (30, 20), (20,), (7, 3), (41,)]
+
+    def forward(steps: torch.Tensor, *held: torch.Tensor) -> torch.Tensor:
+        parameters, momenta = list(held[: len(shapes)]), list(held[len(shapes) : 2 * len(shapes)])
+        taken = steps + 1
+        torch._foreach_lerp_(momenta, list(held[2 * len(shapes) :]), 0.1)
+        torch._foreach_addcdiv_(parameters, momenta, [taken.sqrt()] * len(shapes))
+        return taken
+
+    drawn = [torch.randn(shape) for shape in shapes * 2]
+    module, gradients = Holding(forward, torch.tensor(3.0), *drawn), [torch.randn(shape) for shape in shapes]
+    plan = moves.apply(zero(module, *gradients), EVERY)
+    (group,) = bundled(plan)
+    assert len(group.members) == len(shapes)
+    assert not any(bundles._is_in_cache(plan, each, 1 << 20) for each in group.members)
+    check(module, plan, *gradients)
+    written = [name for step in generate(plan).steps for name in step.launch.writes]
+    assert len(written) == len({*written}) == 2 * len(shapes) + 2, "and the number of steps, and its root"
+
+
 class Network(nn.Module):
     """A stem and residual blocks, in training mode."""
 
