@@ -108,7 +108,8 @@ def test_weights_of_any_size_are_laid_out_by_one_launch(compile_cuda: Callable[[
     footprints = [plan.schedule(each).footprint(plan.nest(each), each.settings) for each in group.members]
     assert launch.grid.x == sum(each.parallel_count for each in footprints)
     assert emission.text.count("struct ") == len(FILTERS) - 1, "equal ones share their code"
-    compile_cuda(emission)
+    assert "__launch_bounds__(256, 4)" in emission.text, "blocks hide each other's waits"
+    assert " 0 bytes spill stores" in compile_cuda(emission)
     check(module, plan)
     (step,) = generate(plan).steps
     assert step.launch == launch

@@ -50,6 +50,11 @@ class _Share:
     def blocks(self) -> int:
         return len(self.members) * self.work.blocks
 
+    @property
+    def points_of_a_block(self) -> float:
+        nest = self.members[0].nest
+        return nest.row_count * nest.column_count / self.work.blocks
+
 
 class CudaBundle(CudaSchedule):
     """Ranges of blocks."""
@@ -128,7 +133,7 @@ class CudaBundle(CudaSchedule):
             if (work := self._work(members[0])) is None:
                 raise IllegalMove(f"{nest.name}: {members[0].nest.name} is not elements or tiles")
             shares.append(_Share(members, work))
-        return shares
+        return sorted(shares, key=lambda share: -share.points_of_a_block)  # short blocks fill what long ones leave
 
 
 def _members(nest: Nest) -> Sequence[Member]:
