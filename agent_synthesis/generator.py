@@ -118,7 +118,7 @@ class _Generator:
         assert isinstance(nest, Nest), nest
         # Groups that are alike launch one kernel: of a network's 67 twenty-three are compiled.
         form = form_key(self._index, self._plan.all_nodes(group), self._plan.outputs(group))
-        key = (form, group.schedule, group.settings)
+        key = (form, group.schedule, group.settings, group.arrangement)
         if key not in self._emitted:
             self._emitted[key] = nest, self._plan.schedule(group).emit(nest, group.settings)
         first, emission = self._emitted[key]

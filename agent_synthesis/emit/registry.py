@@ -10,6 +10,7 @@ import functools
 from collections.abc import Callable
 from pathlib import Path
 
+from agent_synthesis.bundle import Bundle
 from agent_synthesis.emit.cpu.column_reduction import CpuColumnReduction
 from agent_synthesis.emit.cpu.convolution import CpuConvolution
 from agent_synthesis.emit.cpu.pointwise import CpuPointwise
@@ -17,6 +18,7 @@ from agent_synthesis.emit.cpu.row_reduction import CpuRowReduction
 from agent_synthesis.emit.cpu.scan import CpuScan
 from agent_synthesis.emit.cpu.window import CpuWindow
 from agent_synthesis.emit.cuda.attention import CudaAttention
+from agent_synthesis.emit.cuda.bundle import CudaBundle
 from agent_synthesis.emit.cuda.columns.column_reduction import CudaColumnReduction
 from agent_synthesis.emit.cuda.pieces import CudaPieces
 from agent_synthesis.emit.cuda.pointwise import CudaPointwise
@@ -80,6 +82,7 @@ def _cuda(card: Hardware) -> tuple[Offered, ...]:
         Offered(CudaStreamedProduct(card)), Offered(CudaConvertedProduct(card)), Offered(CudaProduct(card)),
         Offered(CudaSmallProduct(card)), Offered(CudaDecodedProduct(card)), Offered(CudaReducedProduct(card)),
         Offered(CudaNormalizedProduct(card)), Offered(CudaAttention(card)), Offered(CudaRecurrent(card)),
+        Offered(CudaBundle(card)),
     )  # fmt: skip
 
 
@@ -94,6 +97,10 @@ PIECES = "cuda_pieces"
 """The schedule of what others would take too, and make of it element by element."""
 RECURRENT = frozenset({"cuda_recurrent"})
 """Schedules of recurrent networks, which have no loops for others to read."""
+BUNDLES = frozenset({"cuda_bundle"})
+"""Schedules of several nests that are launched as one."""
+MAY_BE_BUNDLED = frozenset({"cuda_pointwise", "cuda_transpose"})
+"""Schedules of their members."""
 SUMS_OVER_ROWS = frozenset({"cuda_rows_and_columns"})
 """Schedules of nests that sum over their rows besides, which others would store as if they did not."""
 
@@ -131,17 +138,19 @@ def _chosen() -> tuple[Callable[[Hardware], Schedule[Settings]], ...]:
 
 
 def asked_about(nest: Nest, target: task_pb2.Target.ValueType, hardware: Hardware = H200) -> list[Offered]:
-    """The schedules of a target that are asked about a nest: those of recurrent networks, of what multiplies matrices,
-    of what reduces parts of rows or sums over its rows, or of what does none of this; one of a plugin is asked about
-    products and the last."""
+    """The schedules of a target that are asked about a nest: those of recurrent networks, of bundles, of what
+    multiplies matrices, of what reduces parts of rows or sums over its rows, or of what does none of this; one of a
+    plugin is asked about products and the last."""
     offered = schedules(target, hardware)
     if isinstance(nest, Recurrence):
         return [each for each in offered if each.name in RECURRENT]
+    if isinstance(nest, Bundle):
+        return [each for each in offered if each.name in BUNDLES]
     if nest.segments:
         return [each for each in offered if each.name in SEGMENTS]
     if nest.summed:
         return [each for each in offered if each.name in SUMS_OVER_ROWS]
-    named = PRODUCTS | RECURRENT | SUMS_OVER_ROWS
+    named = PRODUCTS | RECURRENT | SUMS_OVER_ROWS | BUNDLES
     others = PRODUCTS if multiplies_matrices(nest) else {each.name for each in offered} - named
     return [each for each in offered if each.name in others or not type(each.made).__module__.startswith(__package__)]
 

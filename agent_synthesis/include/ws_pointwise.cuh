@@ -30,16 +30,17 @@ template <class W> struct Pointwise {
   static constexpr bool kIsEven = kVectors % kOfBlock == 0;
 
   const W& computation;
-  Offset number = static_cast<Offset>(kTiling.by_rows ? blockIdx.x % kRowBlocks : blockIdx.x) * kOfBlock + threadIdx.x;
+  const unsigned block;
+  Offset number = static_cast<Offset>(kTiling.by_rows ? block % kRowBlocks : block) * kOfBlock + threadIdx.x;
   held_of_each<kTiling.items * kTiling.vector_width, Loads> held;
 
   // Leaves `held` as it is: a brace initialiser would clear it.
-  WS_INLINE explicit Pointwise(const W& given) : computation(given) {}
+  WS_INLINE Pointwise(const W& given, unsigned own) : computation(given), block(own) {}
 
   struct Place {
     Offset at[W::Outer::kCount], begin;
-    WS_INLINE explicit Place(Offset vector) {
-      if constexpr (kTiling.by_rows) W::Outer::locate(static_cast<Offset>(blockIdx.x) / kRowBlocks, at);
+    WS_INLINE Place(unsigned block, Offset vector) {
+      if constexpr (kTiling.by_rows) W::Outer::locate(static_cast<Offset>(block) / kRowBlocks, at);
       else W::Outer::template locate<kTiling.row_vectors>(vector, at);
       const bool crosses = !kTiling.by_rows && W::Outer::points() > 1;
       begin = kTiling.vector_width * (crosses ? vector % static_cast<Offset>(kTiling.row_vectors) : vector);
@@ -59,13 +60,14 @@ template <class W> struct Pointwise {
   }
 };
 
-template <class W> WS_INLINE void compute_pointwise(const W& computation) {
+// `block`: which of the nest's blocks this one is, where a kernel has more to do than one nest.
+template <class W> WS_INLINE void compute_pointwise(const W& computation, unsigned block = blockIdx.x) {
   using Kernel = Pointwise<W>;
   if constexpr (W::kTiling.overlap) wait_for_previous(), launch_dependents();
-  Kernel kernel(computation);
+  Kernel kernel(computation, block);
   if constexpr (W::kTiling.items == 1) {
     if (!Kernel::kIsEven && kernel.number >= Kernel::kVectors) return;
-    const typename Kernel::Place place(kernel.number);
+    const typename Kernel::Place place(kernel.block, kernel.number);
     kernel.load(0, place);
     kernel.compute(0, place);
     return;
@@ -74,13 +76,13 @@ template <class W> WS_INLINE void compute_pointwise(const W& computation) {
   for (int item = 0; item < W::kTiling.items; ++item) {
     const typename W::Offset vector = kernel.number + item * W::kTiling.threads;
     if (!Kernel::kIsEven && vector >= Kernel::kVectors) break;
-    kernel.load(item, typename Kernel::Place(vector));
+    kernel.load(item, typename Kernel::Place(kernel.block, vector));
   }
 #pragma unroll
   for (int item = 0; item < W::kTiling.items; ++item) {
     const typename W::Offset vector = kernel.number + item * W::kTiling.threads;
     if (!Kernel::kIsEven && vector >= Kernel::kVectors) break;
-    kernel.compute(item, typename Kernel::Place(vector));
+    kernel.compute(item, typename Kernel::Place(kernel.block, vector));
   }
 }
 

@@ -129,15 +129,15 @@ template <class W> struct Transpose {
   held_of_each<kElements, Across> across;
   held_of_each<kElements, Along> along;
 
-  WS_INLINE Transpose(const W& given, TransposeTiles<W>& memory) : computation(given), tiles(memory) {
+  WS_INLINE Transpose(const W& given, TransposeTiles<W>& memory, unsigned block) : computation(given), tiles(memory) {
     constexpr unsigned kInner = kTiling.across_first ? kAcrossTiles : kAlongTiles;
     constexpr unsigned kOuter = kTiling.across_first ? kAlongTiles : kAcrossTiles;
-    const unsigned inner = blockIdx.x % kInner;
-    const unsigned above = kOuter > 1 ? blockIdx.x / kInner : 0;
+    const unsigned inner = block % kInner;
+    const unsigned above = kOuter > 1 ? block / kInner : 0;
     const unsigned outer = W::Outer::points() > 1 ? above % kOuter : above;
     i_tile = kTiling.across * static_cast<Offset>(kTiling.across_first ? inner : outer);
     j_tile = kTiling.along * static_cast<Offset>(kTiling.across_first ? outer : inner);
-    W::Outer::template locate<int64{kInner} * kOuter>(blockIdx.x, at);
+    W::Outer::template locate<int64{kInner} * kOuter>(block, at);
     if constexpr (kRaggedAlong || kRaggedAcross) across = {}, along = {};
   }
 
@@ -235,9 +235,10 @@ template <class W> struct Transpose {
   }
 };
 
-template <class W> WS_INLINE void transpose(const W& computation, TransposeTiles<W>& tiles) {
+// `block`: which of the nest's blocks this one is, where a kernel has more to do than one nest.
+template <class W> WS_INLINE void transpose(const W& computation, TransposeTiles<W>& tiles, unsigned block = blockIdx.x) {
   if constexpr (W::kTiling.overlap) wait_for_previous(), launch_dependents();
-  Transpose<W> tile(computation, tiles);
+  Transpose<W> tile(computation, tiles, block);
   tile.load_across();
   if constexpr (W::kTiling.prefetch) tile.load_along();
   tile.put_into_tiles();

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
+from agent_synthesis.bundle import Bundle
 from agent_synthesis.nests.attention import Attended
 from agent_synthesis.nests.element_types import TORCH
 from agent_synthesis.nests.ir import (
@@ -45,6 +46,10 @@ from warpsmith.v1 import graph_pb2
 def run(nest: Nest, memory: Mapping[str, torch.Tensor]) -> None:
     """Runs a nest on flat tensors, one for each buffer, of the buffer's type and at least its element
     count."""
+    if isinstance(nest, Bundle):
+        for member in nest.members:
+            run(member.nest, memory)
+        return
     _Run(nest, memory).run()
 
 

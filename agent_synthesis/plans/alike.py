@@ -22,7 +22,7 @@ def classes(plan: Plan) -> Mapping[str, Sequence[str]]:
     by_name: dict[str, list[str]] = {}
     for group in plan.groups:
         form = form_key(plan.index, plan.all_nodes(group), plan.outputs(group))
-        key = (group.engine, group.schedule, group.settings, group.text, len(group.nodes), form)
+        key = (group.engine, group.schedule, group.settings, group.text, len(group.nodes), group.arrangement, form)
         by_name[group.name] = found.setdefault(key, [])
         by_name[group.name].append(group.name)
     return by_name

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
+from agent_synthesis.bundle import Bundle
 from agent_synthesis.graphs import biases, layouts
 from agent_synthesis.graphs.einsum import MOST_OPERANDS, Einsum, Order
 from agent_synthesis.graphs.graph_index import GraphIndex, byte_count
@@ -147,6 +148,8 @@ def _launches(index: GraphIndex, node: graph_pb2.Node) -> int:
 
 def of_nest(nest: Nest) -> analysis_pb2.Cost:
     """Bytes of the elements that a nest touches, each once, and its operations over all iterations."""
+    if isinstance(nest, Bundle):
+        return total(of_nest(member.nest) for member in nest.members)
     values = [r.value for r in nest.reductions] + [s.value for s in nest.stores]
     loads: dict[str, list[Index]] = {}
     looked_into = set[str]()

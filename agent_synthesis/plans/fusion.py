@@ -141,6 +141,8 @@ def _fused(plan: Plan, name: str, producer: str, ways: Sequence[Way] = WAYS) -> 
     group, other = plan.group(name), plan.group(producer)
     if producer not in plan.producers(group) and producer not in plan.siblings(group):
         raise IllegalMove(f"{name} reads no result of {producer}, and nothing large that {producer} reads too")
+    if group.members or other.members:
+        raise IllegalMove(f"{name} and {producer}: kernels that are launched together stay as they are")
     if "written" in (group.engine, other.engine):
         raise IllegalMove(f"{name} and {producer}: a kernel that was written does not fuse; author it first")
     reason, near = "", [producer, *plan.producers(group), *plan.producers(other)]

@@ -12,7 +12,7 @@ from collections import Counter
 from dataclasses import replace
 
 from agent_synthesis.graphs.graph_index import byte_count
-from agent_synthesis.plans import cost
+from agent_synthesis.plans import bundles, cost
 from agent_synthesis.plans.plan import Plan
 from warpsmith.errors import IllegalMove
 from warpsmith.graphs import dtypes
@@ -34,7 +34,10 @@ def at_once(plan: Plan, group: str, choice: str) -> Plan:
         IllegalMove: no such choice, or not this plan; says why.
     """
     if (group, choice) != (WHOLE_PLAN, CUDA_GRAPH):
-        raise IllegalMove(f"a plan may be launched as {WHOLE_PLAN} {CUDA_GRAPH}, not as {group} {choice}")
+        of_kernels = "".join(f"{bundles.EVERY_GROUP} {each}, " for each in bundles.CHOICES)
+        raise IllegalMove(
+            f"a plan may be launched {of_kernels}or as {WHOLE_PLAN} {CUDA_GRAPH}, not as {group} {choice}"
+        )
     if reason := _why_not(plan):
         raise IllegalMove(reason)
     return replace(plan, cuda_graph=True)

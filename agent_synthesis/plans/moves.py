@@ -14,6 +14,8 @@
                                        `chunking`; before any kernel of ours
     set(group, choice="reduce=split")  settings of the schedule change; integers such as {"threads": 1} as arguments
     write(group, choice=digest, text)  the group's kernel is the text's, see `free_form`; a model may have written it
+    launch("*", "together")            small kernels that need nothing of each other are one launch, see `bundles`;
+                                       "apart": each is one again
     launch("*", "cuda_graph")          a call launches all steps at once, as a CUDA graph
 
 The first, third and fifth may be made on several groups at once (`also`), see `alike`.
@@ -32,7 +34,7 @@ from agent_synthesis.free_form import compose
 from agent_synthesis.graphs import biases, splits
 from agent_synthesis.lowering.groups import Refusal
 from agent_synthesis.nests.ir import Nest
-from agent_synthesis.plans import alike, chunking, cost, fusion, launching, layout, whole
+from agent_synthesis.plans import alike, bundles, chunking, cost, fusion, launching, layout, whole
 from agent_synthesis.plans.partition import Group, touched
 from agent_synthesis.plans.plan import Plan, schedules_for
 from warpsmith.contract import words
@@ -86,7 +88,8 @@ def _applied(plan: Plan, move: Move) -> Plan:
         case analysis_pb2.MOVE_KIND_WRITE:
             return compose.written(plan, move)
         case analysis_pb2.MOVE_KIND_LAUNCH:
-            return launching.at_once(plan, move.group, move.choice)
+            is_of_kernels = move.choice in bundles.CHOICES
+            return (bundles.launched if is_of_kernels else launching.at_once)(plan, move.group, move.choice)
     raise IllegalMove(f"no move is called {words.move_kind(move.kind)!r}")
 
 
@@ -121,7 +124,7 @@ def _tried(plan: Plan, move: Move, effect: str) -> analysis_pb2.LegalMove | None
         after = apply(plan, move)
     except IllegalMove:
         return None
-    if move.kind == analysis_pb2.MOVE_KIND_LAUNCH:
+    if move.kind == analysis_pb2.MOVE_KIND_LAUNCH and move.choice == launching.CUDA_GRAPH:
         one_by_one, at_once = launching.costs(plan)
         return analysis_pb2.LegalMove(move=move, before=one_by_one, after=at_once, effect=effect)
     return analysis_pb2.LegalMove(
@@ -140,6 +143,8 @@ def _candidates(plan: Plan) -> Iterator[tuple[Move, str]]:
     if all(group.engine == "library" for group in plan.groups):
         move = Move(kind=analysis_pb2.MOVE_KIND_LAYOUT, group=layout.EVERY_GROUP, choice=layout.CHANNELS_LAST)
         yield move, layout.EFFECT
+    for choice, effect in bundles.CHOICES.items():
+        yield Move(kind=analysis_pb2.MOVE_KIND_LAUNCH, group=bundles.EVERY_GROUP, choice=choice), effect
     yield from chunking.candidates(plan)
     classes = alike.classes(plan)
     for group in plan.groups:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import heapq
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -39,6 +39,17 @@ class Group:
     """How the schedule is set."""
     text: str = ""
     """The kernel of a written group."""
+    members: tuple[Group, ...] = ()
+    """Of kernels that are launched as one, each as it would be alone: together, their calls are the group's."""
+
+    @property
+    def arrangement(self) -> Hashable:
+        """Which of the group's calls are whose, and how each member is run; equal without names."""
+        calls = {node: place for place, node in enumerate((*self.nodes, *self.recomputed))}
+        return tuple(
+            (tuple(map(calls.__getitem__, (*each.nodes, *each.recomputed))), each.schedule, each.settings)
+            for each in self.members
+        )
 
 
 @dataclass(frozen=True)
@@ -207,7 +218,7 @@ class Partition:
             return self
         if self.is_knotted:
             raise IllegalMove(_KNOT)
-        after = self._edges()
+        after = self.followers()
         waiting = dict.fromkeys(self.by_name, 0)
         for followers in after.values():
             for follower in followers:
@@ -227,8 +238,8 @@ class Partition:
             raise IllegalMove(_KNOT)
         return Partition(self.index, tuple(result))._knowing(self.owner, self.readers)
 
-    def _edges(self) -> dict[str, set[str]]:
-        """Group → groups that must run after it."""
+    def followers(self) -> dict[str, set[str]]:
+        """Group → groups that must run after it, by its results or by memory that is written in place."""
         runs: dict[str, list[str]] = {}  # call → groups that compute it
         after: dict[str, set[str]] = {}
         elsewhere: set[str] = set()  # in-place calls that write other memory, being kernels

@@ -7,12 +7,13 @@ What may be changed is in `moves`; the text of kernels is in `generator`.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass, replace
 
+from agent_synthesis.bundle import Member, bundle
 from agent_synthesis.emit import registry
 from agent_synthesis.graphs.graph_index import GraphIndex
-from agent_synthesis.lowering.groups import Refusal, lower
+from agent_synthesis.lowering.groups import Refusal, form_key, identifier, lower
 from agent_synthesis.nests.ir import Nest
 from agent_synthesis.plans.partition import Group, Partition
 from agent_synthesis.schedule import Offered
@@ -98,10 +99,23 @@ class Plan:
 
     def nest(self, group: Group) -> Nest | Refusal:
         """The group as loops."""
+        if group.members and group.engine == "authored":
+            return self._bundle(group)
         outputs = self.outputs(group)
         if not outputs and not any(self.index.writes_back(node) for node in group.nodes):
             return Refusal("its result is never read")
         return lower(self.index, self.all_nodes(group), tuple(outputs))
+
+    def _bundle(self, group: Group) -> Nest | Refusal:
+        """The members' nests, which are launched as one."""
+        members, forms = list[Member](), dict[Hashable, int]()
+        for each in group.members:
+            nest = self.nest(each)
+            if isinstance(nest, Refusal):
+                return Refusal(f"{each.name}, which is launched with others: {nest.reason}")
+            form = (form_key(self.index, self.all_nodes(each), self.outputs(each)), each.schedule, each.settings)
+            members.append(Member(nest, each.schedule, each.settings, forms.setdefault(form, len(forms))))
+        return bundle(identifier(group.name), members)
 
     def schedule(self, group: Group) -> Offered:
         """The schedule of an authored group."""

@@ -14,7 +14,7 @@ from agent_synthesis.graphs import in_place
 from agent_synthesis.nests.analysis.convolution import convolves
 from agent_synthesis.nests.ir import Nest
 from agent_synthesis.nests.product import multiplies_matrices
-from agent_synthesis.plans import chunking, cost, fusion, saving
+from agent_synthesis.plans import bundles, chunking, cost, fusion, saving
 from agent_synthesis.plans.partition import Group, touched
 from agent_synthesis.plans.plan import Plan, schedules_for
 from agent_synthesis.rewrite import with_replacement
@@ -88,7 +88,7 @@ def authored(plan: Plan, choice: str) -> Plan:
     least = least_kernels(plan)
     if count - sum(group.engine == "authored" for group in plan.groups) < least:
         raise IllegalMove(f"fewer than {least} kernels of our own would come of it")
-    return result
+    return bundles.together(result, bundles.LEAST_OF_WHOLE_PLAN)
 
 
 def _looks_up(plan: Plan, group: Group) -> bool:

@@ -1,6 +1,6 @@
 """Where a plan's time goes, step by step, beside the kernels of `torch.compile`.
 
-    python -m benchmarks.timing.step_times MODULE.py … [--grad all] [--plans 2] [--settings 6] [--out FILE]
+    python -m benchmarks.timing.step_times MODULE.py … [--grad all] [--plans 2] [--apart] [--settings 6] [--out FILE]
 
 MODULE.py is in KernelBench's format. Plans are what a search begins with, launched step by step: a step finds in the
 caches what the one before has left there. A table for each plan, and one of all kernels of a compiled call, slowest
@@ -10,6 +10,7 @@ first; it is for finding out why a network is slower than PyTorch, and nothing i
 from __future__ import annotations
 
 import argparse
+import contextlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -22,7 +23,7 @@ from agent_compile.toolchains.gxx import Gxx
 from agent_compile.toolchains.nvrtc import Nvrtc
 from agent_reasoning.roofline_reasoner import RooflineReasoner
 from agent_synthesis import generator
-from agent_synthesis.plans import moves
+from agent_synthesis.plans import bundles, moves
 from agent_synthesis.plans.plan import Plan
 from agent_synthesis.synthesizer import BuiltInSynthesizer
 from gpu_bench import device
@@ -56,6 +57,13 @@ def plans(task: task_pb2.Task, count: int) -> Iterator[tuple[str, Plan]]:
         if digest not in seen and len(seen) < count:
             seen.add(digest)
             yield words.moves(chosen) or "plan zero", plan
+
+
+def apart(said: str, plan: Plan) -> Iterator[tuple[str, Plan]]:
+    """The plan with kernels launched by themselves that it launches together, if any."""
+    move = analysis_pb2.Move(kind=analysis_pb2.MOVE_KIND_LAUNCH, group=bundles.EVERY_GROUP, choice=bundles.APART)
+    with contextlib.suppress(IllegalMove):
+        yield f"{said}, {words.move(move)}", moves.apply(plan, move)
 
 
 def compiled(program: candidate_pb2.Program) -> artifact_pb2.Artifact:
@@ -166,12 +174,15 @@ def compiled_table(loaded: LoadedTask) -> list[str]:
     ]
 
 
-def report(task: task_pb2.Task, name: str, count: int, most: int) -> Iterator[str]:
+def report(task: task_pb2.Task, name: str, count: int, most: int, *, is_apart: bool = False) -> Iterator[str]:
     """All that is told of a module, as Markdown."""
     ceilings = device.describe(task.target)
     yield f"## {name}"
     steps = Steps(LoadedTask.load(task), ceilings.device.cache_bytes)
-    for said, plan in plans(task, count):
+    told = plans(task, count)
+    if is_apart:
+        told = (each for said, plan in told for each in ((said, plan), *apart(said, plan)))
+    for said, plan in told:
         yield "\n".join(["", f"### {said}", "", *steps.table(plan, ceilings.device.copy_bytes_per_second)])
         if most:
             yield "\n".join(["", *steps.settings_table(plan, most)])
@@ -185,6 +196,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("modules", type=Path, nargs="+")
     parser.add_argument("--grad", default="", help="a training step: all, or patterns of inputs and parameters")
     parser.add_argument("--plans", type=int, default=2, help="so many of what a search begins with")
+    parser.add_argument("--apart", action="store_true", help="and each with no kernels launched together")
     parser.add_argument("--settings", type=int, default=0, help="and so many settings of each kernel, the fastest")
     parser.add_argument("--target", default="cuda", choices=["cuda", "cpu"])
     parser.add_argument("--out", type=Path, help="a file that the tables are added to")
@@ -192,7 +204,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for module in options.modules:
         request = intake.Request(str(module), target=options.target, gradients=intake.gradients(options.grad))
         task = intake.inspect(intake.read(request))
-        for text in report(task, module.stem, options.plans, options.settings):
+        for text in report(task, module.stem, options.plans, options.settings, is_apart=options.apart):
             print(text, flush=True)
             if options.out:
                 with options.out.open("a") as file:

@@ -139,6 +139,10 @@ def _of_kind(kind: analysis_pb2.MoveKind.ValueType, group: str, choice: str, set
             return f"the kernel of {group} gets other settings: {settings}"
         case analysis_pb2.MOVE_KIND_WRITE:
             return f"the kernel of {group} is a text that a model may have written"
+        case analysis_pb2.MOVE_KIND_LAUNCH if choice == "together":
+            return "small kernels that need nothing of each other run side by side, in one launch"
+        case analysis_pb2.MOVE_KIND_LAUNCH if choice == "apart":
+            return "kernels that were launched together are launched one by one"
         case analysis_pb2.MOVE_KIND_LAUNCH:
             return "a call launches all steps at once, as one CUDA graph"
         case analysis_pb2.MOVE_KIND_LAYOUT:

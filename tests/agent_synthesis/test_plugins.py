@@ -13,9 +13,12 @@ from one_thread_an_element import OneThreadAnElement
 from torch import nn
 
 from agent_synthesis import conformance, generator
+from agent_synthesis.bundle import Member, bundle
 from agent_synthesis.emit import registry
+from agent_synthesis.emit.cuda.pointwise import CudaPointwise
 from agent_synthesis.graphs.graph_index import GraphIndex
 from agent_synthesis.lowering import groups
+from agent_synthesis.lowering.forms import renamed
 from agent_synthesis.lowering.pointwise_handlers import elementwise
 from agent_synthesis.nests.ir import Nest, Type
 from agent_synthesis.nests.symbolic import HANDLERS, Handler
@@ -166,12 +169,28 @@ def parts() -> dict[str, Nest]:
     return {"bags": bags(4096, 300, 64), "bags, odd": bags(77, 13, 35, Type.BF16), "elements": bags(500, 40, 1)}
 
 
+def side_by_side() -> dict[str, Nest]:
+    """Nests that are launched as one."""
+    found: dict[str, Nest] = {}
+    schedule = CudaPointwise(H200)
+    for name, sizes in (("two", (4096, 4096)), ("odd", (77, 1023, 5))):
+        members = []
+        for number, size in enumerate(sizes):
+            nest = gelu(size)
+            own = {buffer.name: f"{buffer.name}{number}" for buffer in nest.buffers}
+            nest = renamed(nest, f"gelu{number}", own)
+            members.append(Member(nest, schedule.name, schedule.defaults(nest), sizes.index(size)))
+        found[name] = bundle("bundle", members)
+    return found
+
+
 @pytest.mark.parametrize(
     "each", [*registry.every_schedule(task_pb2.TARGET_CPU), *registry.every_schedule(CUDA)], ids=lambda each: each.name
 )
 def test_our_own_schedules_fit(each: Offered) -> None:
     asked = {registry.PIECES: concatenations, **dict.fromkeys(registry.RECURRENT, networks)}
     asked |= {**dict.fromkeys(registry.SUMS_OVER_ROWS, summed), "cuda_segments": parts}
+    asked |= dict.fromkeys(registry.BUNDLES, side_by_side)
     found = conformance.check_schedule(lambda _: each.made, asked=asked[each.name]() if each.name in asked else None)
     if each.name in registry.PRODUCTS - {"cuda_product", "cuda_product_simt"}:  # of sizes that gain by them
         assert all(finding.startswith("it accepts none of 17 nests: gelu, ") for finding in found)

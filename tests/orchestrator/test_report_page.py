@@ -152,6 +152,11 @@ def test_every_word_of_the_contract_that_a_report_may_show_is_explained() -> Non
     for kind in filter(None, analysis_pb2.MoveKind.values()):
         move = analysis_pb2.Move(kind=analysis_pb2.MoveKind.ValueType(kind), group="softmax", choice="row")
         assert explained.move(move) != words.move(move)
+    launched = (
+        explained.move(analysis_pb2.Move(kind=analysis_pb2.MOVE_KIND_LAUNCH, group="*", choice=choice))
+        for choice in ("cuda_graph", "together", "apart")
+    )
+    assert len({*launched}) == 3
 
 
 @pytest.mark.parametrize(

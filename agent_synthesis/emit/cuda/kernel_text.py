@@ -85,10 +85,10 @@ class KernelText:
         one_line = f"{head}{', '.join(arguments)}) {{"
         return [one_line] if len(one_line) <= 120 else [head, *wrapped(arguments)]
 
-    def argument(self, buffer: BufferRef) -> str:
-        """A buffer as a parameter."""
+    def argument(self, buffer: BufferRef, name: str = "") -> str:
+        """A buffer as a parameter; `name`: another than it has here."""
         kind = self.function.dialect.storage[buffer.type]
-        name = self.function.buffers[buffer.name]
+        name = name or self.function.buffers[buffer.name]
         if not buffer.written:
             return f"const {kind}* __restrict__ {name}"
         return f"{kind}* {name}" if buffer.name in self._loaded else f"{kind}* __restrict__ {name}"

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from agent_synthesis.emit import function_text
 from agent_synthesis.emit.cuda import generated_struct, geometry, kernel_text
+from agent_synthesis.emit.cuda.block_work import BlockWork
 from agent_synthesis.emit.cuda.schedule import DEPENDENT_LAUNCH, CudaSchedule
 from agent_synthesis.emit.cuda.transposes import transpose
 from agent_synthesis.nests import iteration_space, memory_access
@@ -88,11 +89,25 @@ class CudaPointwise(CudaSchedule):
 
     def emit(self, nest: Nest, settings: PointwiseSettings) -> Emission:
         """One kernel."""
+        work = self.work(nest, settings)
+        lines = function_text.header(nest, self.name, settings) + work.kernel()
+        return geometry.one_kernel(
+            nest, lines, HEADERS, grid=work.blocks, threads=settings.threads, dependent=settings.dependent_launch
+        )
+
+    def work(self, nest: Nest, settings: PointwiseSettings) -> BlockWork:
+        """What a block does, in a kernel of this nest or of several.
+
+        Raises:
+            IllegalMove: the settings cannot run this nest.
+        """
         self._require(nest, settings)
         simple, axis = _canonical(nest)
-        lines = function_text.header(nest, self.name, settings) + _text(simple, axis, settings)
-        grid, pdl = _blocks(simple, settings), settings.dependent_launch
-        return geometry.one_kernel(nest, lines, HEADERS, grid=grid, threads=settings.threads, dependent=pdl)
+        name, struct, text = _text(simple, axis, settings)
+        return BlockWork(
+            name, struct, text, "compute_pointwise", _blocks(simple, settings), settings.threads, HEADERS,
+            _held_registers(simple, axis, settings), settings.dependent_launch,
+        )  # fmt: skip
 
     def _require(self, nest: Nest, settings: PointwiseSettings) -> None:
         simple, axis = _canonical(nest)
@@ -101,12 +116,18 @@ class CudaPointwise(CudaSchedule):
             raise IllegalMove(f"{nest.name}: {width} elements do not lie together everywhere")
         if settings.by_rows and (len(simple.parallel) == 1 or axis.extent < width * settings.threads * vectors):
             raise IllegalMove(f"{nest.name}: a row of {axis.extent} is less than a block of {settings.threads} takes")
-        held = sum(
-            max(1, width * simple.buffer(load.buffer).type.size_bytes // 4)
-            for load in memory_access.loads(simple)
-            if axis.name in load.index.axes()
-        )
-        geometry.require_block(self.hardware, nest, threads=settings.threads, held_registers=held * vectors)
+        held = _held_registers(simple, axis, settings)
+        geometry.require_block(self.hardware, nest, threads=settings.threads, held_registers=held)
+
+
+def _held_registers(simple: Nest, axis: Axis, settings: PointwiseSettings) -> int:
+    """Of the vectors that a thread loads before it stores."""
+    held = (
+        max(1, settings.vector_width * simple.buffer(load.buffer).type.size_bytes // 4)
+        for load in memory_access.loads(simple)
+        if axis.name in load.index.axes()
+    )
+    return sum(held) * settings.vectors
 
 
 def _canonical(nest: Nest) -> tuple[Nest, Axis]:
@@ -131,8 +152,8 @@ def _blocks(nest: Nest, settings: PointwiseSettings) -> int:
     return rows * -(-vectors // (settings.threads * settings.vectors))
 
 
-def _text(nest: Nest, axis: Axis, settings: PointwiseSettings) -> list[str]:
-    """The struct and the kernel."""
+def _text(nest: Nest, axis: Axis, settings: PointwiseSettings) -> tuple[str, list[str], kernel_text.KernelText]:
+    """The struct: its name, its lines, and what wrote them."""
     width = settings.vector_width
     text = kernel_text.KernelText(
         nest, axis.name, width, settings.loads, settings.stores, kernel_text.dialect_of(settings.exp),
@@ -164,5 +185,4 @@ def _text(nest: Nest, axis: Axis, settings: PointwiseSettings) -> list[str]:
     head = f"void compute({', '.join([arguments, *given])}) const"
     lines += generated_struct.function(head, [*located, *inner.lines])
     name = f"{text.entry}_pointwise"
-    struct = generated_struct.struct(name, text, lines)
-    return struct + generated_struct.kernel(name, text, "compute_pointwise", settings.threads, 1)
+    return name, generated_struct.struct(name, text, lines), text

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from agent_synthesis.emit import function_text
 from agent_synthesis.emit.cuda import geometry
+from agent_synthesis.emit.cuda.block_work import BlockWork
 from agent_synthesis.emit.cuda.schedule import CudaSchedule
 from agent_synthesis.emit.cuda.transposes.transpose_text import TransposeSettings, TransposeText
 from agent_synthesis.nests import iteration_space, memory_access
@@ -81,12 +82,25 @@ class CudaTranspose(CudaSchedule):
 
     def emit(self, nest: Nest, settings: TransposeSettings) -> Emission:
         """One kernel."""
+        work = self.work(nest, settings)
+        lines = function_text.header(nest, self.name, settings) + work.kernel()
+        return geometry.one_kernel(
+            nest, lines, HEADERS, grid=work.blocks, threads=settings.threads, dependent=settings.dependent_launch
+        )
+
+    def work(self, nest: Nest, settings: TransposeSettings) -> BlockWork:
+        """What a block does, in a kernel of this nest or of several.
+
+        Raises:
+            IllegalMove: the settings cannot run this nest.
+        """
         found = _turn(nest)
         _require(self.hardware, found, settings)
         text = TransposeText(found, settings)
-        lines = function_text.header(nest, self.name, settings) + text.lines()
-        tiles, pdl = _tiles(found, settings), settings.dependent_launch
-        return geometry.one_kernel(nest, lines, HEADERS, grid=tiles, threads=settings.threads, dependent=pdl)
+        return BlockWork(
+            text.name, text.struct(), text.text, "transpose", _tiles(found, settings), settings.threads, HEADERS,
+            _held_registers(found, settings), settings.dependent_launch, {"tiles": "ws::TransposeTiles<%>"},
+        )  # fmt: skip
 
     def _legal_defaults(self, nest: Nest) -> list[TransposeSettings]:
         """What could be the default, larger tiles first."""

@@ -43,27 +43,32 @@ class TransposeSettings(Settings):
 
 
 class TransposeText:
-    """One kernel over the tiles of a turn."""
+    """The struct of a turn's tiles."""
 
     def __init__(self, found: Turn, settings: TransposeSettings) -> None:
         self._found, self._settings, self._width = found, settings, settings.vector_width
-        self._text = kernel_text.KernelText(
+        self.text = kernel_text.KernelText(
             found.nest, found.along.name, self._width, settings.loads, settings.stores,
             kernel_text.dialect_of(settings.exp), reserved=_MEMBERS,
         )  # fmt: skip
-        function = self._text.function
-        self._i, self._j = function.axes[found.across.name], self._text.j
+        function = self.text.function
+        self._i, self._j = function.axes[found.across.name], self.text.j
         self._i_begin = function.names.take(f"{self._i}_begin")
         self._places = [function.axes[axis.name] for axis in found.others]
         self._crossing = found.crossing
-        loads = self._text.varying_loads(store.value for store in found.nest.stores)
+        loads = self.text.varying_loads(store.value for store in found.nest.stores)
         self._along = [
-            load for load in loads if found.is_of_a_tile(load.index) and self._text.access_of(load) == "vector"
+            load for load in loads if found.is_of_a_tile(load.index) and self.text.access_of(load) == "vector"
         ]  # fmt: skip
 
-    def lines(self) -> list[str]:
-        """The struct and the kernel."""
-        text = self._text
+    @property
+    def name(self) -> str:
+        """Of the struct."""
+        return f"{self.text.entry}_transpose"
+
+    def struct(self) -> list[str]:
+        """The struct's lines."""
+        text = self.text
         across = [(access, self._vector(access)) for access in self._crossing]
         loads = [kind for access, kind in across if isinstance(access, Load)]
         results = [kind for access, kind in across if isinstance(access, Store)]
@@ -78,10 +83,7 @@ class TransposeText:
             f"  using Results = ws::List<{', '.join(results)}>;",
             "",
         ]
-        name = f"{text.entry}_transpose"
-        struct = generated_struct.struct(name, text, sizes, list(self._moves()), self._compute())
-        shared = {"tiles": "ws::TransposeTiles<%>"}
-        return struct + generated_struct.kernel(name, text, "transpose", self._settings.threads, 1, shared=shared)
+        return generated_struct.struct(self.name, text, sizes, list(self._moves()), self._compute())
 
     def _sizes(self) -> dict[str, int | bool]:
         found, settings = self._found, self._settings
@@ -96,18 +98,18 @@ class TransposeText:
 
     def _vector(self, access: Load | Store) -> str:
         """A vector of what crosses, as it lies in memory."""
-        kind = self._text.function.dialect.storage[self._text.storage(access.buffer)]
+        kind = self.text.function.dialect.storage[self.text.storage(access.buffer)]
         return f"ws::Pack<{kind}, {self._found.width_across(access)}>"
 
     def _head(self, result: str, name: str, axes: Sequence[str], *more: str, tag: str = "") -> str:
-        offset = self._text.offset
+        offset = self.text.offset
         at = f"const {offset} (&at)[{max(1, len(self._places))}]"
         given = [*([f"ws::{tag}"] if tag else []), at, *(f"{offset} {axis}" for axis in axes), *more]
         return f"{result} {name}({', '.join(given)}) const"
 
     def _moves(self) -> Iterator[str]:
         """Loads across and along, and stores across, of one vector each."""
-        text, across = self._text, (self._i_begin, self._j)
+        text, across = self.text, (self._i_begin, self._j)
         places = generated_struct.located(self._places, "at")
         loads = [access for access in self._crossing if isinstance(access, Load)]
         for k, load in enumerate(loads):
@@ -128,7 +130,7 @@ class TransposeText:
 
     def _compute(self) -> list[str]:
         """Computes a vector along from loaded ones, and stores what lies along."""
-        text, nest, names = self._text, self._found.nest, self._text.function.names
+        text, nest, names = self.text, self._found.nest, self.text.function.names
         loads = [*(access for access in self._crossing if isinstance(access, Load)), *self._along]
         held = [(load, names.take(f"{text.function.buffers[load.buffer]}_vector")) for load in loads]
         results = {
@@ -159,6 +161,6 @@ class TransposeText:
 
     def _address(self, access: Load | Store) -> str:
         """Of a vector that lies across."""
-        function = self._text.function
+        function = self.text.function
         index = function.index(access.index, {self._found.across.name: self._i_begin})
         return f"{function.buffers[access.buffer]} + {f'({index})' if ' + ' in index else index}"
