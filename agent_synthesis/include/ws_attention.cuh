@@ -201,11 +201,16 @@ struct OnlineSoftmax {
     return __any_sync(0xffffffffu, moves);
   }
 
-  // One over the sum of a row's weights, of all threads that hold some; zero for a row that sees nothing, as PyTorch has it.
-  WS_INLINE float reciprocal(int lower) const {
+  // The sum of a row's weights, of all threads that hold some.
+  WS_INLINE float whole(int lower) const {
     float sum = total[lower];
     sum += __shfl_xor_sync(0xffffffffu, sum, 1);
     sum += __shfl_xor_sync(0xffffffffu, sum, 2);
+    return sum;
+  }
+  // One over it; zero for a row that sees nothing, as PyTorch has it.
+  WS_INLINE float reciprocal(int lower) const {
+    const float sum = whole(lower);
     return sum == 0.0f ? 0.0f : 1.0f / sum;
   }
 };

@@ -255,9 +255,14 @@ WS_INLINE void attend_split(AttentionTiles<A>& shared, RingPlace<A::kStages>& pl
   shared.values_filled[previous.stage].wait(previous.parity);
   step_of.add_values(products, sums, previous.stage);
   const float value_root = value_roots[tile.layer / A::kValueGroup];
-  const float reciprocals[2] = {step_of.softmax.reciprocal(0) / kWeightUp, step_of.softmax.reciprocal(1) / kWeightUp};
+  float wholes[2];  // divided by: one rounding less than with their reciprocals
 #pragma unroll
-  for (int i = 0; i < A::kSums; ++i) sums[i] = sums[i] * reciprocals[i / 2 % 2] * value_root * value_root;
+  for (int lower = 0; lower < 2; ++lower) {
+    wholes[lower] = step_of.softmax.whole(lower) * kWeightUp;
+    if (wholes[lower] == 0.0f) wholes[lower] = infinity<float>();  // a row that sees nothing is zero
+  }
+#pragma unroll
+  for (int i = 0; i < A::kSums; ++i) sums[i] = sums[i] / wholes[i / 2 % 2] * value_root * value_root;
 }
 
 // Whether halves stand for a layer of all operands, and no score can leave the range of floats where floats would not.

@@ -16,7 +16,7 @@ template <Direction kDirection, class T = half> WS_INLINE uint64 further(uint64 
 }
 WS_INLINE void products_begin() {}
 WS_INLINE void products_commit() {}
-template <int kPending> WS_INLINE void products_wait() {}
+template <int kPending> WS_INLINE void products_wait() { __syncwarp(); }  // which whole warps do together
 template <class T, int kCount> WS_INLINE void settle(T (&)[kCount]) {}
 
 template <class T> constexpr bool kIsHalf = false;
