@@ -124,4 +124,4 @@ def _gone(index: GraphIndex, chain: Sequence[str], unread: Set[str]) -> tuple[st
         if not readers <= gone or any(result in index.outputs for result in index.results(name)):
             break
         gone.add(name)
-    return tuple(sorted(gone - {chain[0]}, key=index.position.__getitem__)) + (chain[0],)
+    return (*sorted(gone - {chain[0]}, key=index.position.__getitem__), chain[0])

@@ -1,4 +1,4 @@
-"""Attention: one kernel for 16-bit operands, and two products of ours with a softmax between them for floats in wide rows.
+"""Attention: one kernel for 16-bit operands, and two products with a softmax between them for floats in wide rows.
 
 Of floats in rows of up to 128 it is one kernel too: `test_attention_split.py`.
 """

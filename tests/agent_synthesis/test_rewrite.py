@@ -149,7 +149,11 @@ HOLDS: list[tuple[str, Callable[..., Any], tuple[torch.Tensor, ...]]] = [
     ("softmax_shift", lambda _, x: (x + 3).softmax(1), (X,)),
     ("softmax_shift", lambda _, x: (x - 3).log_softmax(0), (X,)),
     ("whole_attention", _written_out, (MASKED[:, :, :5].clone(), MASKED, MASKED + 1)),
-    ("whole_attention", _with_weights_never_read, (MASKED[:, 0, :5].clone(), MASKED[:, 1].clone(), MASKED[:, 2].clone())),
+    (
+        "whole_attention",
+        _with_weights_never_read,
+        (MASKED[:, 0, :5].clone(), MASKED[:, 1].clone(), MASKED[:, 2].clone()),
+    ),
     ("constant_mask", functools.partial(_attended, _triangle), (MASKED,)),
     ("constant_mask", functools.partial(_attended, lambda x: _hidden(x, 7).expand(2, 1, 5, 7)), (MASKED,)),
     ("constant_mask", functools.partial(_attended, lambda _: torch.ones(5, 7).tril().log()), (MASKED,)),

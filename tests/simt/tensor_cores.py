@@ -47,5 +47,6 @@ def _type_of(name: str, map_: candidate_pb2.TensorMap) -> str:
     box = ", ".join(map(str, map_.box[:2]))
     return (
         f"struct {name} {{\n  const char* base;\n"
-        f"  operator ws::TensorMap() const {{ return {{base, {{{extents}}}, {{{strides}}}, {{{box}}}, {size}}}; }}\n}};\n"
+        f"  operator ws::TensorMap() const {{\n"
+        f"    return {{base, {{{extents}}}, {{{strides}}}, {{{box}}}, {size}}};\n  }}\n}};\n"
     )

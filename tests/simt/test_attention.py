@@ -31,7 +31,9 @@ CARD = replace(H200, sm_count=2)
 Function = Callable[..., torch.Tensor]
 
 
-def of(queries: int, keys: int, depth: int, columns: int = 0, *, heads: int = 1, key_heads: int = 0) -> list[torch.Tensor]:
+def of(
+    queries: int, keys: int, depth: int, columns: int = 0, *, heads: int = 1, key_heads: int = 0
+) -> list[torch.Tensor]:
     generator = torch.Generator().manual_seed(depth)
     shapes = [(heads, queries, depth), *((key_heads or heads, keys, each) for each in (depth, columns or depth))]
     return [torch.randn(1, *shape, generator=generator) for shape in shapes]
@@ -86,6 +88,9 @@ CASES: dict[str, tuple[Function, list[torch.Tensor], dict[str, int | str]]] = {
     "16 bits": (attention, [each.bfloat16() for each in of(130, 140, 64)], {"keys": 64}),
 }
 
+_ORDERED = ("heads of 32", "heads of 128", "three warpgroups", "causal", "16 bits", "an infinite key")
+"""Cases whose threads wait for each other in different ways."""
+
 
 @dataclass(frozen=True)
 class Made:
@@ -123,7 +128,8 @@ def error(got: torch.Tensor, truth: torch.Tensor) -> float:
 def executions(simulator: Simulator, request: pytest.FixtureRequest) -> dict[str, tuple[Made, Execution]]:
     """Every case's execution under one sanitizer."""
     cases = {**CASES, **{name: (*BAD[name], {}) for name in BAD}}
-    found = {name: made(name, *case) for name, case in cases.items()}
+    chosen = _ORDERED if request.param is Sanitizer.THREAD else cases
+    found = {name: made(name, *cases[name]) for name in chosen}
     executed = simulator.execute_all([each.simulation for each in found.values()], request.param)
     return dict(zip(found, zip(found.values(), executed, strict=True), strict=True))
 
@@ -132,6 +138,8 @@ def executions(simulator: Simulator, request: pytest.FixtureRequest) -> dict[str
 def test_attention_is_no_less_accurate_than_floats_and_no_access_is_stray(
     executions: dict[str, tuple[Made, Execution]], name: str
 ) -> None:
+    if name not in executions:
+        pytest.skip("its order is that of other cases")
     (function, args, _), (each, execution) = CASES[name], executions[name]
     assert not execution.findings
     theirs = function(*args)
@@ -164,6 +172,8 @@ BAD: dict[str, tuple[Function, list[torch.Tensor]]] = {
 def test_what_has_no_halves_is_repaired_and_no_number_stays_none(
     executions: dict[str, tuple[Made, Execution]], name: str
 ) -> None:
+    if name not in executions:
+        pytest.skip("its order is that of other cases")
     (function, args), (each, execution) = BAD[name], executions[name]
     assert {finding.kind for finding in execution.findings} <= {Kind.UNDEFINED}
     with sdpa_kernel(SDPBackend.MATH):

@@ -1,8 +1,8 @@
-"""CUDA schedule of attention in one kernel, on Hopper's tensor cores: `ws_attention.cuh`, of floats `ws_attention_split.cuh`.
+"""CUDA schedule of attention in one kernel, on Hopper's tensor cores: `ws_attention.cuh`, `ws_attention_split.cuh`.
 
 The one idea: scores and weights never leave registers, so a query's row costs its two products and nothing else. A mask
 is read where the scores are, and heads that share keys walk the same ones. What follows the sum is the end of a
-product, with the same text (`product_text`). Floats are pairs of halves, as those of products are.
+product, with the same text (`product_text`). Floats become pairs of halves, as those of products do.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from warpsmith.hardware import Hardware
 LEAST_ROWS = 64
 """Queries below which most of a tile would be empty."""
 MOST_COLUMNS = {Type.F16: 256, Type.BF16: 256, Type.F32: 128}
-"""Type of the operands → most elements of a row of queries, keys or values: what one instruction of tensor cores adds up,
-or what a thread has registers for."""
+"""Type of the operands → most elements of a row of queries, keys or values: what one instruction of tensor cores adds
+up, or what a thread has registers for."""
 MOST_MASKED = 64
 """The same of floats with a mask of floats, for which a thread of wider rows has no registers."""
 
@@ -54,7 +54,7 @@ class CudaAttention(CudaSchedule):
     needs = NEEDS
 
     def accepts(self, nest: Nest) -> bool:
-        """Attention whose operands are rows of neighbours, not too many of them; of 16 bits, that the copy engine can walk."""
+        """Attention whose operands are rows of not too many neighbours; of 16 bits, that the copy engine can walk."""
         made = attention_of(iteration_space.simplified(nest))
         if made is None or made.type not in MOST_COLUMNS or iteration_space.reads_what_it_writes(nest):
             return False

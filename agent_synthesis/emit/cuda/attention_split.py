@@ -1,7 +1,7 @@
-"""The text and launches of attention of floats: kernels that split operands into halves, the one that attends, a repair.
+"""The text and launches of attention of floats: kernels that split operands into halves, one that attends, a repair.
 
-The one idea: a layer of queries, of keys and of values has one scale each, so that all that is left of it at a score is a
-factor of the layer's. How operands are split, and what has no halves, is in `ws_attention_halves.cuh`.
+The one idea: a layer of queries, of keys and of values has one scale each, so that all that is left of it at a score is
+a factor of the layer's. How operands are split, and what has no halves, is in `ws_attention_halves.cuh`.
 """
 
 from __future__ import annotations
@@ -212,4 +212,3 @@ class SplitAttentionText(AttentionText):
                 swizzle_bytes=128,
             )
         )
-

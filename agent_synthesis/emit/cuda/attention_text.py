@@ -1,7 +1,7 @@
 """The text and launches of attention in one kernel: its shape, its arguments, and the maps of its operands.
 
-The one idea: attention is a product of weights, which are nowhere in memory, and values; what follows the sum is the end
-of a product, with the same text (`product_text`).
+The one idea: attention is a product of weights, which are nowhere in memory, and values; what follows the sum is the
+end of a product, with the same text (`product_text`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from agent_synthesis.emit.cuda.attention_tiling import BLOCK, AttentionSettings,
 from agent_synthesis.emit.cuda.geometry import address
 from agent_synthesis.emit.cuda.kernel_text import Kernel
 from agent_synthesis.emit.cuda.products.product_engine import ENGINES, EngineName
-from agent_synthesis.emit.cuda.products.product_text import PRODUCT_HEADERS, WARPGROUP_THREADS, ProductText
+from agent_synthesis.emit.cuda.products.product_text import WARPGROUP_THREADS, ProductText
 from agent_synthesis.emit.cuda.products.product_tiling import Tiling
 from agent_synthesis.nests.attention import Attention, Factor
 from agent_synthesis.nests.ir import Nest, Type

@@ -80,8 +80,8 @@ def _held(made: Attention, settings: AttentionSettings) -> int:
 
 
 def _held_as_halves(made: Attention, settings: AttentionSettings) -> int:
-    """The same for sums, both halves of weights, and products under way: main and cross ones of scores, or of the sums of
-    64 columns; both at once where one tile holds whole rows (as `attend_split` has it)."""
+    """The same for sums, both halves of weights, and products under way: main and cross ones of scores, or of the sums
+    of 64 columns; both at once where one tile holds whole rows (as `attend_split` has it)."""
     columns = made.columns.extent
     sums = 16 if columns <= 32 else geometry.round_up(columns, BLOCK) // 2
     products, of_sums = settings.keys, 32 if columns <= 32 else BLOCK
