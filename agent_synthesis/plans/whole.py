@@ -227,7 +227,8 @@ def _multiplies(plan: Plan, group: Group) -> bool:
     nest = plan.nest(group)
     if not isinstance(nest, Nest):
         return False
-    attention = attention_of(iteration_space.simplified(nest))
-    if attention is not None and attention.type is Type.F32 and not nest.allows_tf32:
-        return not schedules_for(plan.target, nest, plan.hardware)
+    if any(reduction.operation == "attend" for reduction in nest.reductions) and not nest.allows_tf32:
+        attention = attention_of(iteration_space.simplified(nest))
+        if attention is not None and attention.type is Type.F32:
+            return not schedules_for(plan.target, nest, plan.hardware)
     return multiplies_matrices(nest) or (convolves(nest) and bool(schedules_for(plan.target, nest, plan.hardware)))
