@@ -13,18 +13,10 @@
 
 namespace ws {
 
-// 2 to the power of x, results below the least normal number as zero.
-WS_INLINE float flushed_exp2(float x) {
-  float result;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
-  return result;
-}
 // Two floats rounded to nearest, ties to even; the first in the lower half.
 template <class T> WS_INLINE unsigned rounded_pair(float first, float second) {
-  unsigned bits;
-  if constexpr (kIsHalf<T>) asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(second), "f"(first));
-  else asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(second), "f"(first));
-  return bits;
+  if constexpr (kIsHalf<T>) return ptx::half_pair(first, second);
+  else return ptx::bfloat16_pair(first, second);
 }
 
 // `layers` is heads times batch, of which `inner` are walked by the maps' third coordinate; `group` neighbours share keys and
@@ -63,19 +55,23 @@ struct NoMask {
   static constexpr bool kIsGiven = false, kIsAdded = false;
 };
 
-template <class Element_, AttentionExtents kExtents, AttentionOffsets kOffsets_, AttentionTiling kTiling, class Mask_ = NoMask>
+// `kPieces_`: elements that stand for one of an operand's: floats come as two halves each (`ws_attention_split.cuh`).
+template <class Element_, AttentionExtents kExtents, AttentionOffsets kOffsets_, AttentionTiling kTiling,
+          class Mask_ = NoMask, int kPieces_ = 1>
 struct Attention {
   using Element = Element_;
   using Mask = Mask_;
   static constexpr AttentionOffsets kOffsets = kOffsets_;
   static constexpr int kM = kExtents.queries, kN = kExtents.columns, kPack = kExtents.pack, kParts = 1, kCluster = 1;
+  static constexpr int kPieces = kPieces_;
   static constexpr int kKeys = kExtents.keys, kDepth = kExtents.depth, kInner = kExtents.inner;
   static constexpr int kGroup = kExtents.group, kKeyGroup = kExtents.key_group, kValueGroup = kExtents.value_group;
   static constexpr int kTileKeys = kTiling.keys, kStages = kTiling.stages;
   static constexpr bool kTurns = kTiling.turns, kCausal = kExtents.causal;
   static constexpr float kLag = kTiling.lag;
   static constexpr int kDepthBlocks = (kDepth + 63) / 64, kColumnBlocks = (kN + 63) / 64;  // of 64 elements, 128 bytes
-  static constexpr int kOwnColumns = 64 * kColumnBlocks, kSums = kOwnColumns / 2;          // of a warpgroup, of a thread
+  static constexpr int kOwnColumns = kPieces == 2 && kN <= 32 ? 32 : 64 * kColumnBlocks;  // of a warpgroup
+  static constexpr int kSums = kOwnColumns / 2;                                            // of a thread
   static constexpr int kScores = kTileKeys / 2;
   static constexpr int kSteps = (kKeys + kTileKeys - 1) / kTileKeys;
   static constexpr int kWarpgroups = kTiling.warpgroups, kOwnRows = 64, kTileQueries = kOwnRows * kWarpgroups;
@@ -109,22 +105,25 @@ struct Attention {
 
 // Blocks of 64 elements, each a box of the copy engine's.
 template <class A> struct alignas(1024) AttentionTiles {
-  typename A::Element queries[A::kDepthBlocks][A::kTileQueries * 64];
-  typename A::Element keys[A::kStages][A::kDepthBlocks][A::kTileKeys * 64];
-  typename A::Element values[A::kStages][A::kColumnBlocks][A::kTileKeys * 64];
+  typename A::Element queries[A::kPieces * A::kDepthBlocks][A::kTileQueries * 64];
+  typename A::Element keys[A::kStages][A::kPieces * A::kDepthBlocks][A::kTileKeys * 64];
+  typename A::Element values[A::kStages][A::kPieces * A::kColumnBlocks][A::kTileKeys * 64];
   Barrier queries_filled, queries_free;
   Barrier keys_filled[A::kStages], keys_free[A::kStages];
   Barrier values_filled[A::kStages], values_free[A::kStages];
 };
 
-// Of neighbouring layers, kShare are one in memory.
-template <class A, int kShare, int kBlocks, int kRows>
-WS_INLINE void copy_tile(const TensorMap& map, Barrier& filled, typename A::Element (&to)[kBlocks][kRows], int offset,
+// Of neighbouring layers, kShare are one in memory. Pieces lie one after the other, there and in shared memory.
+template <class A, int kShare, int kBoxes, int kRows>
+WS_INLINE void copy_tile(const TensorMap& map, Barrier& filled, typename A::Element (&to)[kBoxes][kRows], int offset,
                          int row, int layer) {
   filled.expect(sizeof(to));
 #pragma unroll
-  for (int block = 0; block < kBlocks; ++block)
-    copy_box(map, filled, to[block], offset + 64 * block, row, layer % A::kInner / kShare, layer / A::kInner);
+  for (int box = 0; box < kBoxes; ++box) {
+    constexpr int kBlocks = kBoxes / A::kPieces;
+    if constexpr (A::kPieces == 2) copy_box(map, filled, to[box], 64 * (box % kBlocks), row, box / kBlocks, layer / kShare);
+    else copy_box(map, filled, to[box], offset + 64 * box, row, layer % A::kInner / kShare, layer / A::kInner);
+  }
 }
 
 template <class A>
@@ -154,11 +153,11 @@ WS_INLINE void copy_attention(AttentionTiles<A>& shared, const TensorMap& querie
 template <class A> struct Turns {
   int warpgroup;
   WS_INLINE void take() const {
-    if constexpr (A::kTurns) asm volatile("bar.sync %0, 256;" ::"r"(warpgroup + 1) : "memory");
+    if constexpr (A::kTurns) meet_at<256>(warpgroup + 1);
   }
   WS_INLINE void give() const {
     const int next = warpgroup + 1 == A::kWarpgroups ? 0 : warpgroup + 1;
-    if constexpr (A::kTurns) asm volatile("bar.arrive %0, 256;" ::"r"(next + 1) : "memory");
+    if constexpr (A::kTurns) arrive_at<256>(next + 1);
   }
 };
 
@@ -170,7 +169,8 @@ struct OnlineSoftmax {
   // Makes scores weights; `rescale` is what weights and sums of all tiles before are to be multiplied by: whether that is
   // not one, for some row of the warp. `to_log2` is the scale times log2(e). Scores of -inf, which have no finite pivot
   // yet, have weights of zero. `kFar`: scores may be so large that only their distance from the pivot can be multiplied.
-  template <bool kFar, int kScores> WS_INLINE bool take(float (&scores)[kScores], float to_log2, float lag, float (&rescale)[2]) {
+  // `kApart`: a tile's weights are added up before they meet the tiles before.
+  template <bool kFar, bool kApart = false, int kScores> WS_INLINE bool take(float (&scores)[kScores], float to_log2, float lag, float (&rescale)[2]) {
     bool moves = false;
 #pragma unroll
     for (int lower = 0; lower < 2; ++lower) {
@@ -181,30 +181,36 @@ struct OnlineSoftmax {
       most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, 2));
       rescale[lower] = 1.0f;
       if ((most - pivot[lower]) * to_log2 > lag) {
-        rescale[lower] = flushed_exp2((pivot[lower] - most) * to_log2);
+        rescale[lower] = ptx::flushed_exp2((pivot[lower] - most) * to_log2);
         pivot[lower] = most;
         moves = true;
       }
       const float from = pivot[lower] == -infinity<float>() ? 0.0f : pivot[lower], shift = from * to_log2;
-      float sum = total[lower] * rescale[lower];
+      const float before = total[lower] * rescale[lower];
+      float sum = kApart ? 0.0f : before;
 #pragma unroll
       for (int i = 2 * lower; i < kScores; i += 4) {
 #pragma unroll
         for (int e = i; e < i + 2; ++e) {
-          scores[e] = flushed_exp2(kFar ? (scores[e] - from) * to_log2 : scores[e] * to_log2 - shift);
+          scores[e] = ptx::flushed_exp2(kFar ? (scores[e] - from) * to_log2 : scores[e] * to_log2 - shift);
           sum += scores[e];
         }
       }
-      total[lower] = sum;
+      total[lower] = kApart ? before + sum : sum;
     }
     return __any_sync(0xffffffffu, moves);
   }
 
-  // One over the sum of a row's weights, of all threads that hold some; zero for a row that sees nothing, as PyTorch has it.
-  WS_INLINE float reciprocal(int lower) const {
+  // The sum of a row's weights, of all threads that hold some.
+  WS_INLINE float whole(int lower) const {
     float sum = total[lower];
     sum += __shfl_xor_sync(0xffffffffu, sum, 1);
     sum += __shfl_xor_sync(0xffffffffu, sum, 2);
+    return sum;
+  }
+  // One over it; zero for a row that sees nothing, as PyTorch has it.
+  WS_INLINE float reciprocal(int lower) const {
+    const float sum = whole(lower);
     return sum == 0.0f ? 0.0f : 1.0f / sum;
   }
 };
@@ -215,15 +221,21 @@ template <class A> struct MaskTile {
   using Element = typename M::Element;
   Pack<Element, 2> pairs[M::kIsGiven ? A::kScores / 2 : 1];
 
-  // `row` is the upper of the thread's rows. What lies outside is read at the last element inside, and hidden later.
-  WS_INLINE void load(const Element* __restrict__ mask, int layer, int row, int step) {
+  static WS_INLINE int64 layer_at(int layer) {
+    constexpr MaskSteps kSteps = M::kSteps;
+    return kSteps.offset + layer / A::kInner * kSteps.outer + layer % A::kInner / A::kGroup * kSteps.inner +
+           layer % A::kInner % A::kGroup * kSteps.member;
+  }
+
+  // Some of the pairs. `row` is the upper of the thread's rows. What lies outside is read at the last element inside, and
+  // hidden later.
+  template <int kBegin = 0, int kEnd = A::kScores / 2> WS_INLINE void load(const Element* __restrict__ mask, int layer, int row, int step) {
     if constexpr (M::kIsGiven) {
       constexpr MaskSteps kSteps = M::kSteps;
-      mask += kSteps.offset + layer / A::kInner * kSteps.outer + layer % A::kInner / A::kGroup * kSteps.inner +
-              layer % A::kInner % A::kGroup * kSteps.member;
+      mask += layer_at(layer);
       const int first = step * A::kTileKeys + 2 * (threadIdx.x % 4);
 #pragma unroll
-      for (int i = 0; i < A::kScores / 2; ++i) {
+      for (int i = kBegin; i < kEnd; ++i) {
         const int m = row + i % 2 * 8, key = first + i / 2 * 8;
         const Element* from = mask + (A::kM % A::kTileQueries ? min(m, A::kM - 1) : m) * kSteps.row;
         if constexpr (kSteps.pairs) {
@@ -236,16 +248,16 @@ template <class A> struct MaskTile {
     }
   }
 
-  // Floats are added to scores in their own unit, and bools in any.
-  WS_INLINE void add_to(float (&scores)[A::kScores], float scale) const {
+  // A score with what the mask says of it: floats are added in their own unit, and bools in any.
+  static WS_INLINE float masked(float score, Element given, float scale) {
+    if constexpr (!M::kIsAdded) return score + (given ? 0.0f : -infinity<float>());
+    else if constexpr (sizeof(Element) == 4) return score * scale + given;
+    else return score * scale + widen(given);
+  }
+  template <int kBegin = 0, int kEnd = A::kScores / 2> WS_INLINE void add_to(float (&scores)[A::kScores], float scale) const {
     if constexpr (M::kIsGiven) {
 #pragma unroll
-      for (int i = 0; i < A::kScores; ++i) {
-        const Element given = pairs[i / 2][i % 2];
-        if constexpr (!M::kIsAdded) scores[i] += given ? 0.0f : -infinity<float>();
-        else if constexpr (sizeof(Element) == 4) scores[i] = scores[i] * scale + given;
-        else scores[i] = scores[i] * scale + widen(given);
-      }
+      for (int i = 2 * kBegin; i < 2 * kEnd; ++i) scores[i] = masked(scores[i], pairs[i / 2][i % 2], scale);
     }
   }
 };
@@ -366,10 +378,11 @@ WS_INLINE void attend(AttentionTiles<A>& shared, RingPlace<A::kStages>& place, c
   for (int i = 0; i < A::kSums; ++i) sums[i] *= reciprocals[i / 2 % 2];
 }
 
-// The whole of attention. `finish(layer, m, d, sums)` is as `multiply` has it.
-template <class A, class Finish>
-WS_INLINE void attention(const TensorMap& queries, const TensorMap& keys, const TensorMap& values, float scale,
-                         const typename A::Mask::Element* __restrict__ mask, const Finish& finish) {
+// Sets up the rings; one warp copies, and each warpgroup that multiplies calls `attend(shared, place, turns, tile, sums)` for
+// tile after tile. `finish(layer, m, d, sums)` is as `multiply` has it.
+template <class A, class Attend, class Finish>
+WS_INLINE void with_query_tiles(const TensorMap& queries, const TensorMap& keys, const TensorMap& values,
+                                const Attend& attend, const Finish& finish) {
   extern __shared__ char memory[];
   AttentionTiles<A>& shared =
       *reinterpret_cast<AttentionTiles<A>*>((reinterpret_cast<uint64>(memory) + 1023) / 1024 * 1024);
@@ -405,10 +418,23 @@ WS_INLINE void attention(const TensorMap& queries, const TensorMap& keys, const 
     shared.queries_filled.wait(parity);
     parity ^= 1;
     const typename A::QueryTile tile = A::tile_at(number);
-    attend<A>(shared, place, turns, tile, scale, mask, sums);
+    attend(shared, place, turns, tile, sums);
     const typename A::Tile rows{tile.layer, tile.first_row() + A::kOwnRows * warpgroup};
     finish_tile<A>({rows, 0, 0}, sums, nullptr, nullptr, finish);
   }
+}
+
+// The whole of attention.
+template <class A, class Finish>
+WS_INLINE void attention(const TensorMap& queries, const TensorMap& keys, const TensorMap& values, float scale,
+                         const typename A::Mask::Element* __restrict__ mask, const Finish& finish) {
+  with_query_tiles<A>(
+      queries, keys, values,
+      [&](AttentionTiles<A>& shared, RingPlace<A::kStages>& place, const Turns<A>& turns,
+          const typename A::QueryTile& tile, float (&sums)[A::kSums]) {
+        attend<A>(shared, place, turns, tile, scale, mask, sums);
+      },
+      finish);
 }
 
 }  // namespace ws

@@ -69,6 +69,15 @@ WS_INLINE void meet_cluster() {
   asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
 }
 
+// Some threads of a block, whole warps, by a barrier that they have the number of (1 to 15): those that meet wait until as many
+// threads have come as are meant to, those that arrive go on.
+template <int kThreads> WS_INLINE void meet_at(int number) {
+  asm volatile("bar.sync %0, %1;" ::"r"(number), "n"(kThreads) : "memory");
+}
+template <int kThreads> WS_INLINE void arrive_at(int number) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(number), "n"(kThreads) : "memory");
+}
+
 // What this thread has written to shared memory can then be read by the copy engine and the tensor cores.
 WS_INLINE void publish_writes() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 

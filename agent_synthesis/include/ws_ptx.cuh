@@ -41,6 +41,23 @@ WS_INLINE float approximate_reciprocal(float x) {
   asm("rcp.approx.f32 %0, %1;" : "=f"(result) : "f"(x));
   return result;
 }
+// 2 to the power of x, results below the least normal number as zero.
+WS_INLINE float flushed_exp2(float x) {
+  float result;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
+  return result;
+}
+// Two floats rounded to nearest, ties to even; the first in the lower half.
+WS_INLINE unsigned half_pair(float first, float second) {
+  unsigned bits;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(second), "f"(first));
+  return bits;
+}
+WS_INLINE unsigned bfloat16_pair(float first, float second) {
+  unsigned bits;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(second), "f"(first));
+  return bits;
+}
 // NaN where either is.
 WS_INLINE float max_nan(float a, float b) {
   float result;

@@ -43,14 +43,15 @@ struct RowScale {
   float root_down;
 };
 
-template <class Part> WS_INLINE RowScale row_scale(SizeRange range) {
+// `least`: what the least of the sizes must be, once it is scaled.
+template <class Part> WS_INLINE RowScale row_scale(SizeRange range, float least = kLeastScaled<Part>) {
   if (range.greatest == 0) return {1.0f, 1.0f};
   const int exponent = static_cast<int>(range.greatest >> 23) - 127;
   const int even = (exponent + 1) & ~1;
   const bool fits = exponent >= -110 && exponent <= 110;
   const float up = fits ? __uint_as_float(static_cast<unsigned>(127 + 14 - even) << 23) : 0.0f;
   const float root_down = __uint_as_float(static_cast<unsigned>(127 + (even - 14) / 2) << 23);
-  const bool precise = __uint_as_float(range.least + 1) * up >= kLeastScaled<Part>;
+  const bool precise = __uint_as_float(range.least + 1) * up >= least;
   return {up, fits && precise ? root_down : quiet_nan<float>()};
 }
 

@@ -47,11 +47,13 @@ template <int kCount> WS_INLINE void settle(unsigned (&operand)[kCount]) {
 #define WS_SUMS_8(d, i) \
   "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), "+f"(d[i + 7])
 #define WS_SUMS_FROM(d, i) WS_SUMS_8(d, i), WS_SUMS_8(d, i + 8), WS_SUMS_8(d, i + 16), WS_SUMS_8(d, i + 24)
+#define WS_SUMS_16(d) WS_SUMS_8(d, 0), WS_SUMS_8(d, 8)
 #define WS_SUMS_32(d) WS_SUMS_FROM(d, 0)
 #define WS_SUMS_64(d) WS_SUMS_32(d), WS_SUMS_FROM(d, 32)
 #define WS_SUMS_96(d) WS_SUMS_64(d), WS_SUMS_FROM(d, 64)
 #define WS_SUMS_128(d) WS_SUMS_96(d), WS_SUMS_FROM(d, 96)
 
+#define WS_NAMES_16 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
 #define WS_NAMES_32 \
   "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
   "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
@@ -115,6 +117,7 @@ WS_PRODUCT(128, "256", "%128", "%129", "%130", "%131", "%132")
     if constexpr (kIsHalf<T>) WS_ASSEMBLY_HELD(COUNT, COLUMNS, "f16", A0, A1, A2, A3, B, KEEP, RIGHT);               \
     else WS_ASSEMBLY_HELD(COUNT, COLUMNS, "bf16", A0, A1, A2, A3, B, KEEP, RIGHT);                                   \
   }
+WS_PRODUCT_HELD(16, "32", "%16", "%17", "%18", "%19", "%20", "%21", "%22")
 WS_PRODUCT_HELD(32, "64", "%32", "%33", "%34", "%35", "%36", "%37", "%38")
 WS_PRODUCT_HELD(64, "128", "%64", "%65", "%66", "%67", "%68", "%69", "%70")
 WS_PRODUCT_HELD(96, "192", "%96", "%97", "%98", "%99", "%100", "%101", "%102")
@@ -126,10 +129,12 @@ WS_PRODUCT_HELD(128, "256", "%128", "%129", "%130", "%131", "%132", "%133", "%13
 #undef WS_PRODUCT
 #undef WS_SUMS_8
 #undef WS_SUMS_FROM
+#undef WS_SUMS_16
 #undef WS_SUMS_32
 #undef WS_SUMS_64
 #undef WS_SUMS_96
 #undef WS_SUMS_128
+#undef WS_NAMES_16
 #undef WS_NAMES_32
 #undef WS_NAMES_64
 #undef WS_NAMES_96

@@ -11,8 +11,10 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from agent_synthesis.graphs import in_place
+from agent_synthesis.nests import iteration_space
 from agent_synthesis.nests.analysis.convolution import convolves
-from agent_synthesis.nests.ir import Nest
+from agent_synthesis.nests.attention import attention_of
+from agent_synthesis.nests.ir import Nest, Type
 from agent_synthesis.nests.product import multiplies_matrices
 from agent_synthesis.plans import bundles, chunking, cost, fusion, saving
 from agent_synthesis.plans.partition import Group, touched
@@ -191,8 +193,13 @@ def _is_point(plan: Plan, group: Group) -> bool:
 
 
 def _multiplies(plan: Plan, group: Group) -> bool:
-    """Whether it is a product or a convolution that a schedule takes."""
+    """Whether it is a product or a convolution that a schedule takes, and that a library may make as fast. Attention of
+    floats is not: a library has no tensor cores for it, unless a task allows TF32."""
     nest = plan.nest(group)
     if not isinstance(nest, Nest):
         return False
+    if any(reduction.operation == "attend" for reduction in nest.reductions) and not nest.allows_tf32:
+        attention = attention_of(iteration_space.simplified(nest))
+        if attention is not None and attention.type is Type.F32:
+            return not schedules_for(plan.target, nest, plan.hardware)
     return multiplies_matrices(nest) or (convolves(nest) and bool(schedules_for(plan.target, nest, plan.hardware)))

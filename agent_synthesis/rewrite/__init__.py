@@ -15,7 +15,7 @@ from typing import Protocol
 from agent_synthesis.graphs.graph_index import GraphIndex
 from agent_synthesis.plans.partition import Group, Partition
 from agent_synthesis.plans.plan import Plan
-from agent_synthesis.rewrite import einsum, identities, linear, masks, norms, reductions
+from agent_synthesis.rewrite import attention, einsum, identities, linear, masks, norms, reductions
 from agent_synthesis.rewrite.calls import Replacement, replaced
 from warpsmith import digest
 from warpsmith.errors import IllegalMove
@@ -34,6 +34,7 @@ class Rule(Protocol):
 
 RULES: tuple[Rule, ...] = (
     identities.Dead(),
+    attention.WholeAttention(),
     masks.ConstantMask(),
     linear.LinearRowSum(),
     linear.LinearPool(),
@@ -48,7 +49,10 @@ RULES: tuple[Rule, ...] = (
     reductions.SoftmaxShift(),
 )
 """Every rule, in the order in which they are proposed."""
-_OFFERED: Mapping[str, Callable[[Plan, str], bool]] = {norms.NormIntoWeights.name: norms.is_worth_folding}
+_OFFERED: Mapping[str, Callable[[Plan, str], bool]] = {
+    norms.NormIntoWeights.name: norms.is_worth_folding,
+    identities.Dead.name: lambda plan, node: not attention.takes(plan.index, node),
+}
 """Where a rule is proposed of those places where it holds; by default everywhere."""
 
 

@@ -1,6 +1,7 @@
 """Times attention of ours beside PyTorch's backends, on a GPU with cold caches, with masks and shared keys, too.
 
-Of 16-bit operands it is one kernel; of floats two products and a softmax, which have no lag.
+Of 16-bit operands it is one kernel; of floats, which have no lag, one beside three small ones, or in rows of more than
+128 elements two products and a softmax.
 
     python -m benchmarks.products.attention [--rounds 11] [--only mask]
 
@@ -121,6 +122,9 @@ CASES = (
     Case(4, 32, 4096, 128, key_heads=8, mask="bools"),
     Case(4, 16, 2048, 64, mask="floats"),
     Case(32, 32, 512, 1024, torch.float32),
+    Case(2, 4, 16384, 32, torch.float32),
+    Case(1, 16, 16384, 64, torch.float32),
+    Case(1, 16, 8192, 128, torch.float32),
     Case(4, 16, 2048, 64, torch.float32),
     Case(4, 16, 2048, 128, torch.float32),
     Case(4, 16, 2048, 64, torch.float32, causal=True),

@@ -100,6 +100,16 @@ def _triangle(x: torch.Tensor) -> torch.Tensor:
     return (keys <= rows.unsqueeze(1)).expand(2, 1, 5, 7)
 
 
+def _written_out(_: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Any:
+    return torch.softmax((q @ k.mT) / 3, -1) @ v
+
+
+def _with_weights_never_read(_: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Any:
+    weights = torch.softmax(torch.bmm(q * 0.3, k.transpose(1, 2)), -1)
+    weights.view(2, 1, 5, 7).mean(1)
+    return torch.bmm(weights, v)
+
+
 MASKED = torch.randn(2, 3, 7, 8, generator=torch.Generator().manual_seed(5))
 
 HOLDS: list[tuple[str, Callable[..., Any], tuple[torch.Tensor, ...]]] = [
@@ -138,6 +148,12 @@ HOLDS: list[tuple[str, Callable[..., Any], tuple[torch.Tensor, ...]]] = [
     ("reduction_of_broadcast", lambda _, y: y.expand(6, 7).mean(1, keepdim=True), (Y,)),
     ("softmax_shift", lambda _, x: (x + 3).softmax(1), (X,)),
     ("softmax_shift", lambda _, x: (x - 3).log_softmax(0), (X,)),
+    ("whole_attention", _written_out, (MASKED[:, :, :5].clone(), MASKED, MASKED + 1)),
+    (
+        "whole_attention",
+        _with_weights_never_read,
+        (MASKED[:, 0, :5].clone(), MASKED[:, 1].clone(), MASKED[:, 2].clone()),
+    ),
     ("constant_mask", functools.partial(_attended, _triangle), (MASKED,)),
     ("constant_mask", functools.partial(_attended, lambda x: _hidden(x, 7).expand(2, 1, 5, 7)), (MASKED,)),
     ("constant_mask", functools.partial(_attended, lambda _: torch.ones(5, 7).tril().log()), (MASKED,)),
@@ -278,6 +294,11 @@ REFUSED: list[tuple[str, Callable[..., Any], tuple[torch.Tensor, ...]]] = [
     ("a triangle that is a bias", functools.partial(_attended, lambda _: torch.ones(5, 7).tril() - 1), (MASKED,)),
     ("a mask that is drawn", functools.partial(_attended, lambda _: torch.rand(5, 7) >= 0), (MASKED,)),
     ("a mask that is a bias", functools.partial(_attended, lambda _: torch.full((5, 7), 0.5)), (MASKED,)),
+    ("weights are an output", lambda _, x: (made := torch.softmax(x @ x.mT, -1), made @ x), (MASKED,)),
+    ("weights are read", lambda _, x: (made := torch.softmax(x @ x.mT, -1)) @ x + made.sum(-1, True), (MASKED,)),
+    ("a scale below zero", lambda _, x: torch.softmax((x @ x.mT) * -2, -1) @ x, (MASKED,)),
+    ("a softmax of columns", lambda _, x: torch.softmax(x @ x.mT, -2) @ x, (MASKED,)),
+    ("keys of all heads", lambda _, x: torch.softmax(x @ x[:, :1].mT, -1) @ x, (MASKED,)),
     ("a mask of the input", functools.partial(_attended, lambda x: x[0, 0, :5, :7].isfinite()), (MASKED,)),
 ]
 

@@ -182,19 +182,40 @@ CASES: dict[str, tuple[Callable[..., torch.Tensor], tuple[torch.Tensor, ...], to
 
 def projected(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     """Heads beside each other, of operands with a row of heads for each place."""
-    return causal(*(x.unflatten(-1, (4, 64)).transpose(1, 2) for x in (q, k, v))).transpose(1, 2).flatten(2)
+    return causal(*(x.unflatten(-1, (4, -1)).transpose(1, 2) for x in (q, k, v))).transpose(1, 2).flatten(2)
 
 
 IN_PARTS: dict[str, tuple[Callable[..., torch.Tensor], tuple[torch.Tensor, ...]]] = {
-    "causal": (causal, of(300, 300, 64)),
-    "causal, fewer keys": (causal, of(300, 200, 128)),
-    "a mask of bools": (masked, (*of(300, 512, 128), some(2, 1, 300, 512))),
+    "causal": (causal, of(300, 300, 160)),
+    "causal, fewer keys": (causal, of(300, 200, 256)),
+    "a mask of bools": (masked, (*of(300, 512, 160), some(2, 1, 300, 512))),
+    "a mask of floats": (
+        masked,
+        (*of(256, 514, 160), 4 * torch.randn(256, 514).masked_fill(~some(256, 514), -math.inf)),
+    ),
+    "shared heads, causal": (grouped_causal, shared_by(3, 300, 300, 160)),
+    "heads last": (projected, tuple(torch.randn(2, 333, 640) for _ in range(3))),
+}
+FLOATS: dict[str, tuple[Callable[..., torch.Tensor], tuple[torch.Tensor, ...], dict[str, int | str]]] = {
+    "heads of 32": (attention, of(1000, 1000, 32), {}),
+    "heads of 64": (attention, of(300, 257, 64), {}),
+    "heads of 80": (attention, of(300, 257, 80), {}),
+    "heads of 128": (attention, of(300, 257, 128), {}),
+    "wider values": (attention, of(200, 300, 32, 128), {}),
+    "odd rows": (attention, of(200, 301, 33, 17), {}),
+    "many keys": (attention, of(129, 16384, 32, layers=(1, 2)), {}),
+    "three warpgroups": (attention, of(500, 640, 64), {"warpgroups": 3}),
+    "without turns": (attention, of(500, 640, 64), {"ping_pong": "no", "stages": 4}),
+    "causal": (causal, of(300, 300, 64), {}),
+    "causal, fewer keys": (causal, of(300, 200, 128), {}),
+    "a mask of bools": (masked, (*of(300, 512, 128), some(2, 1, 300, 512)), {}),
     "a mask of floats": (
         masked,
         (*of(256, 514, 64), 4 * torch.randn(256, 514).masked_fill(~some(256, 514), -math.inf)),
+        {},
     ),
-    "shared heads, causal": (grouped_causal, shared_by(3, 300, 300, 64)),
-    "heads last": (projected, tuple(torch.randn(2, 333, 256) for _ in range(3))),
+    "shared heads, causal": (grouped_causal, shared_by(3, 300, 300, 64), {}),
+    "heads last": (projected, tuple(torch.randn(2, 333, 256) for _ in range(3)), {}),
 }
 
 
@@ -205,6 +226,21 @@ def test_floats_err_no_more_than_the_judge_allows(name: str, family: str) -> Non
     values = (*(_drawn(family, tensor).cuda() for tensor in args[:3]), *(mask.cuda() for mask in args[3:]))
     out, truth, eager = ran(_made_in_parts(name), values).double(), truth_of(function, values), function(*values)
     assert _rms(out - truth) <= 2 * max(_rms(eager.double() - truth), 2**-23 * _rms(truth))
+
+
+@pytest.mark.parametrize("name", FLOATS)
+@pytest.mark.parametrize("family", ["normal", "uniform", "large"])
+def test_floats_in_one_kernel_err_no_more_than_eager_ones(name: str, family: str) -> None:
+    function, args, _ = FLOATS[name]
+    values = (*(_drawn(family, tensor).cuda() for tensor in args[:3]), *(mask.cuda() for mask in args[3:]))
+    out, truth, eager = ran(_made_of_floats(name), values).double(), truth_of(function, values), function(*values)
+    assert _rms(out - truth) <= max(_rms(eager.double() - truth), 2**-23 * _rms(truth))
+
+
+@functools.cache
+def _made_of_floats(name: str) -> Program:
+    function, args, setting = FLOATS[name]
+    return one_kernel(function, args, **setting)
 
 
 @functools.cache
@@ -250,7 +286,7 @@ def _rms(tensor: torch.Tensor) -> float:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 def test_scores_beyond_every_float_are_what_the_formula_says(dtype: torch.dtype) -> None:
     q, k, v = (tensor.to(dtype) for tensor in of(128, 256, 64, layers=(1, 2)))
-    made = in_parts(attention, (q, k, v)) if dtype == torch.float32 else one_kernel(attention, (q, k, v))
+    made = one_kernel(attention, (q, k, v))
     q, k, v = (tensor.cuda().clone() for tensor in (q, k, v))
     plain = ran(made, (q, k, v))
     q[..., 0], k[..., 0] = 1.0, 0.0

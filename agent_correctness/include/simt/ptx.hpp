@@ -26,6 +26,14 @@ WS_INLINE float rounded_to_tf32(float value) {
 }
 WS_INLINE float approximate_exp2(float x) { return exp2f(x); }
 WS_INLINE float approximate_reciprocal(float x) { return 1.0f / x; }
+WS_INLINE float flushed_exp2(float x) {
+  const float result = exp2f(x);
+  return result < 0x1p-126f ? 0.0f : result;
+}
+WS_INLINE unsigned half_pair(float first, float second) { return half_of_float(first) | half_of_float(second) << 16; }
+WS_INLINE unsigned bfloat16_pair(float first, float second) {
+  return bfloat16_of_float(first) | bfloat16_of_float(second) << 16;
+}
 WS_INLINE float max_nan(float a, float b) { return a > b || a != a ? a : b; }
 WS_INLINE float min_nan(float a, float b) { return a < b || a != a ? a : b; }
 

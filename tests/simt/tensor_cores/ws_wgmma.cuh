@@ -1,0 +1,80 @@
+// What `ws_wgmma.cuh` does, on a CPU, for 16-bit operands: each thread works out its own accumulators, at once. A step of 16 of
+// depth is exact, and its sum with what was there is rounded towards zero, as tensor cores do.
+#pragma once
+#include "ws_barrier.cuh"
+#include "ws_product_shape.cuh"
+#include "ws_tensor_copy.cuh"
+
+namespace ws {
+
+// An address over 16, and in the upper bits that over 16 from one block of 64 rows across to the next.
+template <Direction kDirection, int kBlockDepth = 64> WS_INLINE uint64 operand_at(const void* rows) {
+  return reinterpret_cast<uint64>(rows) >> 4 | (kDirection == kAcross ? kBlockDepth * 8ull : 0ull) << 48;
+}
+template <Direction kDirection, class T = half> WS_INLINE uint64 further(uint64 operand, int depth) {
+  return operand + depth * (kDirection == kAcross ? 128 : static_cast<int>(sizeof(T))) / 16;
+}
+WS_INLINE void products_begin() {}
+WS_INLINE void products_commit() {}
+template <int kPending> WS_INLINE void products_wait() { __syncwarp(); }  // which whole warps do together
+template <class T, int kCount> WS_INLINE void settle(T (&)[kCount]) {}
+
+template <class T> constexpr bool kIsHalf = false;
+template <> constexpr bool kIsHalf<half> = true;
+template <class T> constexpr bool kIsTf32 = false;
+template <> constexpr bool kIsTf32<tf32> = true;
+
+// Sixteen of depth of a row.
+template <class T, Direction kDirection> WS_INLINE void read_row(double (&to)[16], uint64 operand, int row) {
+  const uint64 begin = (operand & 0xffffffffffffull) << 4, next = operand >> 48 << 4;
+  for (int k = 0; k < 16; ++k) {
+    const uint64 at = kDirection == kAlong ? begin + row / 8 * 1024 + row % 8 * 128 + k * 2
+                                           : begin + row / 64 * next + k / 8 * 1024 + k % 8 * 128 + row % 64 * 2;
+    to[k] = widen(*reinterpret_cast<const T*>(swizzled(at)));
+  }
+}
+
+WS_INLINE float towards_zero(double sum) {
+  const float nearest = static_cast<float>(sum);
+  return fabs(static_cast<double>(nearest)) > fabs(sum) ? nextafterf(nearest, 0.0f) : nearest;
+}
+
+template <class T, Direction kRight, int kCount>
+WS_INLINE void multiply_rows(float (&sums)[kCount], const double (&rows)[2][16], uint64 b, int keep) {
+  for (int i = 0; i < kCount; i += 4) {
+    for (int e = 0; e < 2; ++e) {
+      double column[16];
+      read_row<T, kRight>(column, b, 2 * i + threadIdx.x % 4 * 2 + e);
+      for (int lower = 0; lower < 2; ++lower) {
+        double sum = keep ? sums[i + 2 * lower + e] : 0.0;
+        for (int k = 0; k < 16; ++k) sum += rows[lower][k] * column[k];
+        sums[i + 2 * lower + e] = towards_zero(sum);
+      }
+    }
+  }
+}
+
+template <class T, Direction kLeft, Direction kRight, int kCount>
+WS_INLINE void multiply_add(float (&sums)[kCount], uint64 a, uint64 b, int keep) {
+  if constexpr (!kIsTf32<T>) {
+    const int row = threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
+    double rows[2][16];
+    for (int lower = 0; lower < 2; ++lower) read_row<T, kLeft>(rows[lower], a, row + 8 * lower);
+    multiply_rows<T, kRight>(sums, rows, b, keep);
+  }
+}
+
+template <class T, Direction kRight, int kCount>
+WS_INLINE void multiply_add_held(float (&sums)[kCount], const unsigned* a, uint64 b, int keep) {
+  double rows[2][16];
+  for (int quarter = 0; quarter < 4; ++quarter) {
+    for (int i = 0; i < 4; ++i) {
+      const unsigned pair = __shfl_sync(0xffffffffu, a[i], threadIdx.x % 32 / 4 * 4 + quarter);
+      for (int e = 0; e < 2; ++e)
+        rows[i % 2][i / 2 * 8 + 2 * quarter + e] = widen(T{static_cast<unsigned short>(pair >> 16 * e)});
+    }
+  }
+  multiply_rows<T, kRight>(sums, rows, b, keep);
+}
+
+}  // namespace ws
