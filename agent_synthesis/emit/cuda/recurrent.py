@@ -33,7 +33,8 @@ values, addresses."""
 _COUNTER_WORDS = 16
 _OWN_NAMES = (
     "T", "x_at", "hidden_at", "memory_at", "input_weight", "hidden_weight", "input_bias", "hidden_bias",
-    "keep_sequence", "keep_hidden", "keep_memory", "step", "cell", "row", "column", "value", "between", "words",
+    "input_weight_strides", "hidden_weight_strides", "keep_sequence", "keep_hidden", "keep_memory", "step", "cell",
+    "row", "column", "value", "between", "words",
 )  # fmt: skip
 """What no buffer may be called in the struct and the kernel."""
 _STEP_SECONDS, _FMA_SECONDS, _READ_SECONDS = 1.4e-6, 2 / (128 * 1.7e9), 1.3 / 1.7e9
@@ -231,7 +232,12 @@ class _Text:
             lines.append(self._reads(name, "cell", state))
         of_cell = ("input_weight", "hidden_weight", "input_bias", "hidden_bias")
         for place, name in enumerate(of_cell):
-            lines += self._chosen(name, [cell[place] if place < len(cell) else None for cell in network.weights])
+            tensors = [cell[place] if place < len(cell) else None for cell in network.weights]
+            pointers = ["nullptr" if each is None else self._names[each.buffer] for each in tensors]
+            lines += self._chosen("const T*", name, pointers)
+            if place < 2:
+                strides = [f"{{{each.strides[0]}, {each.strides[1]}}}" for each in tensors if each is not None]
+                lines += self._chosen("ws::WeightStrides", f"{name}_strides", strides)
         for name, first, result in zip(
             ("keep_sequence", "keep_hidden", "keep_memory"), ("step", "cell", "cell"), network.results, strict=False
         ):
@@ -259,12 +265,13 @@ class _Text:
             name if stride == 1 else f"{name} * {stride}" for name, stride in zip(names, tensor.strides, strict=True)
         )
 
-    def _chosen(self, name: str, buffers: Sequence[int | None]) -> list[str]:
-        """A function from a cell's number to a pointer."""
-        texts = ["nullptr" if each is None else self._names[each] for each in buffers]
+    def _chosen(self, kind: str, name: str, texts: Sequence[str]) -> list[str]:
+        """A function from a cell's number to a value: without a choice where all have the same."""
+        if len(set(texts)) == 1:
+            return [f"  WS_INLINE {kind} {name}(int) const {{ return {texts[0]}; }}"]
         cases = [f"      case {cell}: return {text};" for cell, text in enumerate(texts[:-1])]
         return [
-            f"  WS_INLINE const T* {name}(int cell) const {{", "    switch (cell) {", *cases,
+            f"  WS_INLINE {kind} {name}(int cell) const {{", "    switch (cell) {", *cases,
             f"      default: return {texts[-1]};", "    }", "  }",
         ]  # fmt: skip
 
