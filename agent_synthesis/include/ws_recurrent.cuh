@@ -111,6 +111,7 @@ WS_INLINE void multiply(const float (&weight)[R::kWarpRows][4 * kVectors], const
   constexpr int kWide = kCount <= 1 ? 1 : kCount <= 2 ? 2 : kCount <= 4 ? 4 : kCount <= 8 ? 8 : kCount <= 16 ? 16 : 32;
   static_assert(kCount <= 32, "a sum for each lane");
   const int lane = threadIdx.x % 32, first_row = threadIdx.x / 32 * R::kWarpRows;
+  if (first_row >= R::kRows) return;  // a warp without rows would read shared memory for nothing
 #pragma unroll 2
   for (int first = 0; first < R::kPadded; first += R::kChunk) {
     float sum[kWide];
@@ -184,8 +185,10 @@ template <class R, class Net> struct RecurrentCell {
 
   WS_INLINE void run() {
     float input_weight[R::kWarpRows][4 * R::kInputVectors], hidden_weight[R::kWarpRows][4 * R::kHiddenVectors];
-    load_weights<R, R::kInputVectors>(input_weight, net.input_weight(cell()), net.input_weight_strides(cell()), columns(), first_unit());
-    load_weights<R, R::kHiddenVectors>(hidden_weight, net.hidden_weight(cell()), net.hidden_weight_strides(cell()), R::kHidden, first_unit());
+    load_weights<R, R::kInputVectors>(
+        input_weight, net.input_weight(cell()), net.input_weight_strides(cell()), columns(), first_unit());
+    load_weights<R, R::kHiddenVectors>(
+        hidden_weight, net.hidden_weight(cell()), net.hidden_weight_strides(cell()), R::kHidden, first_unit());
     begin();
     if constexpr (R::kAhead) load_input(0);
     put_input(0);

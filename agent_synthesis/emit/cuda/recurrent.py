@@ -129,7 +129,7 @@ class _Tiling:
         """Predicted time, for comparing settings of one network."""
         network, layers = self.network, self.settings.layers
         turns = -(-network.layers // layers) * (network.steps + layers - 1)
-        values, warps = sum(self.pitches) * network.batch, self.settings.threads // 32
+        values, warps = sum(self.pitches) * network.batch, -(-network.gates * self.units // self.warp_rows)
         work = max(self.warp_rows * warps * values * _FMA_SECONDS, warps * values / 32 * _READ_SECONDS)
         return turns * (_STEP_SECONDS + work)
 
