@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 
 import torch
 
+from agent_synthesis.graphs import in_place
 from agent_synthesis.graphs.graph_index import GraphIndex
 from agent_synthesis.rewrite.calls import Draft, Named, Replacement, rename
 from warpsmith.graphs import aten
@@ -33,11 +34,9 @@ def assembled(
     """
     kept = [node for node in index.graph.nodes if node.name not in gone]
     needed = _read(index, [*kept, *draft.nodes], renamed, elements)
-    unread = (_read(index, index.graph.nodes, {}, {}) | dependents) - needed
     removed = {*gone}
     for node in kept:
-        results = index.results(node.name)
-        if index.is_pure(node.name) and needed.isdisjoint(results) and not unread.isdisjoint(results):
+        if not _is_told(index, node) and needed.isdisjoint(index.results(node.name)):
             removed.add(node.name)
     new = [node for node in draft.nodes if any(result.name in needed for result in node.results)]
     for node in new:
@@ -49,11 +48,13 @@ def assembled(
         if name in needed and not _as_element(index, draft, name, elements):
             return None
     new += draft.nodes[made:]
+    writers = in_place.writers(index)
     end = max(map(index.position.__getitem__, removed))
     for node in kept:
         if index.position[node.name] > end or node.name in removed or dependents.isdisjoint(index.results(node.name)):
             continue
-        if not index.is_pure(node.name) or node.mutates or any(map(index.is_written, index.reads(node.name))):
+        roots = map(index.root.__getitem__, index.reads(node.name))
+        if not index.is_pure(node.name) or node.mutates or any(writers.get(root, gone) - gone for root in roots):
             return None
         removed.add(node.name)
         moved = graph_pb2.Node()
@@ -71,7 +72,7 @@ def _read(
 ) -> set[str]:
     """Tensors that are read for an output or for what is written or drawn, if the graph had these calls."""
     makers = {result.name: node for node in nodes for result in node.results if result.name}
-    told = [node for node in nodes if node.name in index.nodes and not index.is_pure(node.name)]
+    told = [node for node in nodes if node.name in index.nodes and _is_told(index, node)]
     pending = [*index.graph.outputs, *(tensor for node in told for tensor in tensor_names(aten.arguments_of(node)))]
     found = set[str]()
     while pending:
@@ -85,6 +86,11 @@ def _read(
         elif tensor in makers:
             pending += tensor_names(aten.arguments_of(makers[tensor]))
     return found
+
+
+def _is_told(index: GraphIndex, node: graph_pb2.Node) -> bool:
+    """Whether a call does something else than to make results."""
+    return not index.is_pure(node.name) or not index.results(node.name)
 
 
 def _as_element(index: GraphIndex, draft: Draft, name: str, elements: Mapping[str, tuple[Named, int]]) -> bool:

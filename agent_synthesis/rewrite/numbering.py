@@ -6,8 +6,6 @@ reads `x[:, t, :]` by a slice of its own in each step, and turns its weight over
 
 from __future__ import annotations
 
-import weakref
-
 from agent_synthesis.graphs.graph_index import GraphIndex
 from agent_synthesis.rewrite.calls import Named, operation
 from warpsmith.graphs import aten
@@ -15,7 +13,6 @@ from warpsmith.v1 import graph_pb2, tensor_pb2
 
 _SAME = frozenset({"alias", "contiguous", "detach", "dropout", "expand", "reshape", "slice", "to", "view"})
 """Views that show their whole tensor as it is where type and layout stay."""
-_KNOWN: weakref.WeakKeyDictionary[GraphIndex, Numbering] = weakref.WeakKeyDictionary()
 
 
 class Numbering:
@@ -30,9 +27,9 @@ class Numbering:
     @staticmethod
     def of(index: GraphIndex) -> Numbering:
         """That of a graph, made once."""
-        if index not in _KNOWN:
-            _KNOWN[index] = Numbering(index)
-        return _KNOWN[index]
+        made: Numbering = index.known.get(Numbering) or Numbering(index)
+        index.known[Numbering] = made
+        return made
 
     def first(self, tensor: str) -> str:
         """The first tensor that is equal to this."""

@@ -8,11 +8,12 @@ together in `together`.
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Callable, Sequence, Set
 
 import torch
 
+from agent_synthesis.graphs import in_place
 from agent_synthesis.graphs.graph_index import GraphIndex
 from agent_synthesis.rewrite.assembly import assembled
 from agent_synthesis.rewrite.calls import Draft, Named, Replacement, arguments, operation, shape
@@ -20,11 +21,11 @@ from agent_synthesis.rewrite.cells import Cell, Chain, Factor, Place, chains
 from agent_synthesis.rewrite.joins import Join, joins
 from agent_synthesis.rewrite.together import Together
 from warpsmith.errors import BadInput
-from warpsmith.graphs import dtypes, result_specs
+from warpsmith.graphs import aten, dtypes, result_specs
+from warpsmith.program_steps import tensor_names
 
 _ANYWHERE = torch.device("cpu")
 """Stands for the device of whoever runs it."""
-_KNOWN: weakref.WeakKeyDictionary[GraphIndex, dict[str, Replacement]] = weakref.WeakKeyDictionary()
 
 
 class Unrolled:
@@ -44,25 +45,46 @@ class Unrolled:
 
 def replacements(index: GraphIndex) -> dict[str, Replacement]:
     """For each loop, by the call that ends its last step, what becomes of the graph; made once."""
-    if index not in _KNOWN:
-        _KNOWN[index] = {}
-        found = chains(index) if not index.graph.gradients else []
-        states = frozenset(state for chain in found for cell in chain.cells for state in cell.states)
-        for chain in found:
-            try:
-                made = _Loop(index, chain, states).replacement()
-            except (BadInput, RuntimeError, TypeError, IndexError):  # of a call on other shapes than it takes
-                made = None
-            if made is not None:
-                _KNOWN[index][chain.cells[-1].node] = made
-    return _KNOWN[index]
+    known: dict[str, Replacement] | None = index.known.get(Unrolled)
+    if known is None:
+        known = index.known[Unrolled] = {} if index.graph.gradients else _found(index)
+    return known
+
+
+def _found(index: GraphIndex) -> dict[str, Replacement]:
+    """Loops are sought where calls that write over what nobody reads any more make new tensors instead. Such calls may
+    stay in the graph, so what is read in a loop's place, and what it made, may be written only by calls that go."""
+    found = dict[str, Replacement]()
+    new, writers = in_place.with_new_results(index), in_place.writers(index)
+
+    def writers_of(tensor: str) -> Set[str]:
+        return writers.get(index.root.get(tensor, ""), frozenset())
+
+    loops = chains(new)
+    states = frozenset(state for chain in loops for cell in chain.cells for state in cell.states)
+    for chain in loops:
+        with contextlib.suppress(BadInput, RuntimeError, TypeError, IndexError):  # of a call on other shapes
+            made = _Loop(new, chain, states, writers_of).replacement()
+            removed = frozenset(made.removed if made is not None else ())
+            if made is not None and all(writers_of(tensor) <= removed for tensor in _tensors(made)):
+                found[chain.cells[-1].node] = made
+    return found
+
+
+def _tensors(made: Replacement) -> set[str]:
+    """All that the new calls read and make."""
+    read = {name for node in made.added for name in tensor_names(aten.arguments_of(node))}
+    return read | {result.name for node in made.added for result in node.results}
 
 
 class _Loop:
     """One chain, and the calls that come in its place."""
 
-    def __init__(self, index: GraphIndex, chain: Chain, states: frozenset[str]) -> None:
-        self._index, self._chain, self._states = index, chain, states
+    def __init__(
+        self, index: GraphIndex, chain: Chain, states: Set[str], writers_of: Callable[[str], Set[str]]
+    ) -> None:
+        """`states`: of all loops. `writers_of`: calls of the real graph that write a tensor's memory in place."""
+        self._index, self._chain, self._states, self._writers_of = index, chain, states, writers_of
         self._cells, self._first = chain.cells, chain.cells[0]
         self._draft = Draft(index)
         self._state = Named(self._first.states[0])
@@ -224,7 +246,7 @@ class _Loop:
         steps = {cell.states[0]: (sequence, step) for step, cell in enumerate(self._cells)}
         together = Together(self._index, self._draft, self._states, steps)
         for join in joins(self._index, self._index.position[self._first.node]):
-            if self._dependents.isdisjoint(join.lanes):
+            if self._dependents.isdisjoint(join.lanes) or not self._writers_of(join.result) <= join.calls:
                 continue
             try:
                 made = together.already(join.lanes)

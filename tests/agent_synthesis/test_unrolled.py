@@ -212,6 +212,30 @@ def _an_input_twice(m: Any, x: torch.Tensor, h: torch.Tensor) -> Any:
     return h
 
 
+def _written_over(m: Any, x: torch.Tensor, h: torch.Tensor) -> Any:
+    outputs = []
+    for t in range(x.shape[0]):
+        total = m.of_input(x[t])
+        total += m.of_state(h)
+        h = nn.functional.relu(total, inplace=True)
+        outputs.append(m.out(h).relu_())
+    return torch.stack(outputs)
+
+
+def _evaluated_dropout(m: Any, x: torch.Tensor, h: torch.Tensor) -> Any:
+    for t in range(x.shape[0]):
+        h = nn.functional.dropout(torch.tanh(m.of_input(x[t]) + m.of_state(h)), 0.5, m.training)
+    return h
+
+
+def _stack_written_over(m: Any, x: torch.Tensor, h: torch.Tensor) -> Any:
+    outputs = []
+    for t in range(x.shape[0]):
+        h = m.rnn(x[t], h)
+        outputs.append(h)
+    return torch.stack(outputs).relu_(), outputs[1] * 2, outputs[2]
+
+
 HOLDS: dict[str, tuple[Steps, list[str]]] = {
     "both in one layer": (_both, ["zeros", "rnn_tanh", "linear"]),
     "the state first, rows first": (_state_first, ["contiguous", "rnn_relu", "linear", "clone"]),
@@ -226,6 +250,9 @@ HOLDS: dict[str, tuple[Steps, list[str]]] = {
     "gru": (_gru, ["layer_norm", "matmul", "gru", "clone", "clone"]),
     "lstm": (_lstm, ["zeros", "lstm", "linear", "softmax", "clone"]),
     "layers": (_layers, ["gru", "gru", "linear"]),
+    "written over": (_written_over, ["rnn_relu", "linear", "relu"]),
+    "dropout in evaluation": (_evaluated_dropout, ["rnn_tanh"]),
+    "a stack that is written over": (_stack_written_over, ["rnn_tanh", "clone", "stack", "relu_", "mul"]),
     "tokens": (_tokens, ["mul", "to", "clamp", "embedding", "rnn_tanh"]),
     "with a context": (_with_context, ["mean", "mul", "add", "gru", *["linear", "add"] * 6]),
     "the same input": (_same_input, ["rnn_tanh"]),
@@ -337,6 +364,19 @@ def _read_between(m: Any, x: torch.Tensor, h: torch.Tensor) -> Any:
     return total
 
 
+def _state_written_over(m: Any, x: torch.Tensor, h: torch.Tensor) -> Any:
+    for t in range(x.shape[0]):
+        h = m.rnn(x[t], h)
+    return h.mul_(2)
+
+
+def _input_written_over(m: Any, x: torch.Tensor, h: torch.Tensor) -> Any:
+    x = x * 2
+    for t in range(x.shape[0]):
+        h = m.rnn(x[t], h)
+    return h, x.relu_()
+
+
 def _memories(m: Any, x: torch.Tensor, h: torch.Tensor) -> Any:
     state, kept = (h, h), []
     for t in range(x.shape[0]):
@@ -368,6 +408,8 @@ REFUSED: dict[str, Steps] = {
     "an input that no layer made": _added_as_it_is,
     "no input": _without_input,
     "an input that is written": _written_between,
+    "the last state is written over": _state_written_over,
+    "inputs that are written over": _input_written_over,
     "what follows a step reads what is written": _read_between,
     "an LSTM's memories are read": _memories,
     "an input of one row for all": _mixed_rows,
