@@ -40,6 +40,8 @@ _OWN_NAMES = (
 _STEP_SECONDS, _FMA_SECONDS, _READ_SECONDS = 1.4e-6, 2 / (128 * 1.7e9), 1.3 / 1.7e9
 """Of a step, beside its multiplications: to tell all CTAs of a cell, and the gates; of a multiplication while an SM is
 busy with them; to read 128 bytes of shared memory (H100)."""
+_FETCH_SECONDS = 1 / (64 * 1.7e9)
+"""To bring a byte of a step's input to an SM, at 64 bytes a clock, where registers do not hold it ahead."""
 
 
 @dataclass(frozen=True)
@@ -96,8 +98,17 @@ class _Tiling:
     @property
     def held_registers(self) -> int:
         """Of a thread: its weights, and the input of the next step on its way."""
-        loads = -(-self.network.batch * self.most_inputs // self.settings.threads)
-        return self.warp_rows * sum(self.pitches) // 32 + (loads if loads <= _MOST_AHEAD else 0)
+        return self.warp_rows * sum(self.pitches) // 32 + (self.loads if self.is_ahead else 0)
+
+    @property
+    def loads(self) -> int:
+        """A thread's, of a step's input."""
+        return -(-self.network.batch * self.most_inputs // self.settings.threads)
+
+    @property
+    def is_ahead(self) -> bool:
+        """Whether the next step's input is on its way while a step is made."""
+        return self.loads <= _MOST_AHEAD
 
     @property
     def shared_bytes(self) -> int:
@@ -131,7 +142,8 @@ class _Tiling:
         turns = -(-network.layers // layers) * (network.steps + layers - 1)
         values, warps = sum(self.pitches) * network.batch, -(-network.gates * self.units // self.warp_rows)
         work = max(self.warp_rows * warps * values * _FMA_SECONDS, warps * values / 32 * _READ_SECONDS)
-        return turns * (_STEP_SECONDS + work)
+        fetched = 0 if self.is_ahead else network.batch * self.most_inputs * network.type.size_bytes
+        return turns * (_STEP_SECONDS + work + fetched * _FETCH_SECONDS)
 
 
 class CudaRecurrent(CudaSchedule):
