@@ -8,14 +8,17 @@ as it was screened. It does not search.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Sequence
 
+from orchestrator.agents import SetAsideError
 from orchestrator.pipeline import Judged, Outcome, Pipeline, passed, without_bulk
+from orchestrator.prepare import analyze
 from orchestrator.search import score
 from warpsmith import printable
 from warpsmith.contract import words
-from warpsmith.errors import Infrastructure
+from warpsmith.errors import Infrastructure, WarpsmithError
 from warpsmith.v1 import (
     analysis_pb2,
     candidate_pb2,
@@ -260,6 +263,12 @@ def rewritten_reference(pipeline: Pipeline, candidate: candidate_pb2.Candidate) 
     if not candidate.rewrites:
         return None
     moves: list[analysis_pb2.Move] = [move for move in candidate.moves if move.kind == analysis_pb2.MOVE_KIND_REWRITE]
+    # A move on the whole plan may have used some: no move of the candidate's says where.
+    if implied := {*candidate.rewrites} - {move.choice for move in moves}:
+        with contextlib.suppress(SetAsideError, WarpsmithError):
+            legal = analyze(pipeline.agents, pipeline.gate, pipeline.task, moves, pipeline.go_on).legal_moves
+            rewrites = [each.move for each in legal if each.move.kind == analysis_pb2.MOVE_KIND_REWRITE]
+            moves = [*moves, *(move for move in rewrites if move.choice in implied)]
     hypothesis = hypothesis_pb2.Hypothesis(
         moves=moves,
         new_move_count=len(moves),

@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 
@@ -26,6 +27,8 @@ class GraphIndex:
         self.graph = graph
         self.allows_tf32 = allows_tf32
         self.digest = graph.digest
+        self.known: dict[object, Any] = {}
+        """What others have worked out of the graph, by keys of theirs: kept as long as its lookups are."""
         self.nodes = {node.name: node for node in graph.nodes}
         self.position = {node.name: position for position, node in enumerate(graph.nodes)}
         self.sources = {source.name: source for source in graph.sources}

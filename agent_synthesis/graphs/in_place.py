@@ -31,6 +31,45 @@ def out_of_place(index: GraphIndex) -> list[Replacement]:
     return found
 
 
+def writers(index: GraphIndex) -> dict[str, set[str]]:
+    """Memory that is written in place → the calls that do it."""
+    found: dict[str, set[str]] = {}
+    for name in index.nodes:
+        for root in index.writes(name):
+            found.setdefault(root, set()).add(name)
+    return found
+
+
+def with_new_results(index: GraphIndex) -> GraphIndex:
+    """The graph in which calls that write over what nobody reads after them make new tensors instead, as far as they
+    have such a form of the same type and layout; itself where none does."""
+    draft, new = Draft(index), dict[str, graph_pb2.Node]()
+    for node in index.graph.nodes:
+        if node.mutates and index.is_pure(node.name) and len(node.results) == 1 and _pure(node.target):
+            made = _with_new_result(index, draft, node)
+            new |= {node.name: made} if made is not None else {}
+    if not new:
+        return index
+    graph = graph_pb2.Graph()
+    graph.CopyFrom(index.graph)
+    del graph.nodes[:]
+    graph.nodes.extend(new.get(node.name, node) for node in index.graph.nodes)
+    return GraphIndex(graph, allows_tf32=index.allows_tf32)
+
+
+def _with_new_result(index: GraphIndex, draft: Draft, node: graph_pb2.Node) -> graph_pb2.Node | None:
+    made = graph_pb2.Node()
+    made.CopyFrom(node)
+    made.target = _pure(node.target)
+    del made.mutates[:]
+    made.results[0].alias_of = ""
+    try:
+        draft.take(made)
+    except (BadInput, RuntimeError):
+        return None
+    return made if draft.nodes[-1].results[0].spec == index.spec(node.results[0].name) else None
+
+
 def _of_source(index: GraphIndex, source: str, nodes: list[graph_pb2.Node]) -> list[Replacement]:
     """Nothing where another name shows its memory, the source is read after it was written, or a call has no other
     form of the same type and layout."""
@@ -43,20 +82,8 @@ def _of_source(index: GraphIndex, source: str, nodes: list[graph_pb2.Node]) -> l
     if any(index.position[user] > begin for user in index.users(source)):
         return []
     draft = Draft(index)
-    for node, result in zip(nodes, results, strict=True):
-        target = _pure(node.target)
-        if not target:
-            return []
-        made = graph_pb2.Node()
-        made.CopyFrom(node)
-        made.target = target
-        del made.mutates[:]
-        made.results[0].alias_of = ""
-        try:
-            draft.take(made)
-        except (BadInput, RuntimeError):
-            return []
-        if draft.nodes[-1].results[0].spec != index.spec(result):
+    for node in nodes:
+        if not _pure(node.target) or _with_new_result(index, draft, node) is None:
             return []
     back = graph_pb2.Node(name=draft.free(f"{source}_written"), target=_COPY, mutates=[source])
     back.args.add(tensor=source)

@@ -26,11 +26,16 @@ struct RecurrentTiling {
   int layers, ctas, units, threads, chunk;
 };
 
+// Elements from a row of a weight to the next, and from a column to the next.
+struct WeightStrides {
+  int64 row, column;
+};
+
 // The network's numbers. `Net` has pointers and strides:
 //   x_at(step, row, column), hidden_at(cell, row, unit), memory_at(cell, row, unit): elements of what is given; the last of an
 //       LSTM's cell states;
 //   input_weight(cell), hidden_weight(cell), input_bias(cell), hidden_bias(cell): rows of gates as PyTorch has them; a bias may
-//       be null;
+//       be null; input_weight_strides(cell), hidden_weight_strides(cell): of the weights, which may be columns of another matrix;
 //   keep_sequence(step, row, column, value), keep_hidden(cell, row, unit, value), keep_memory(...): what to store of results.
 template <class T, Cell kCell_, RecurrentSizes kSizes, RecurrentTiling kTiling> struct Recurrent {
   using Element = T;
@@ -83,16 +88,17 @@ template <class T> WS_INLINE T as_element(float value) {
 
 // The columns that a lane has of a warp's rows, zero beyond the matrix. Row g * units + u is gate g of the CTA's unit u.
 template <class R, int kVectors>
-WS_INLINE void load_weights(float (&weight)[R::kWarpRows][4 * kVectors], const typename R::Element* matrix, int columns, int first_unit) {
+WS_INLINE void load_weights(
+    float (&weight)[R::kWarpRows][4 * kVectors], const typename R::Element* matrix, WeightStrides strides, int columns, int first_unit) {
 #pragma unroll
   for (int r = 0; r < R::kWarpRows; ++r) {
     const int row = threadIdx.x / 32 * R::kWarpRows + r, unit = first_unit + row % R::kUnits;
     const bool exists = row < R::kRows && unit < R::kHidden;
-    const typename R::Element* from = matrix + int64(row / R::kUnits * R::kHidden + unit) * columns;
+    const typename R::Element* from = matrix + (row / R::kUnits * R::kHidden + unit) * strides.row;
 #pragma unroll
     for (int c = 0; c < 4 * kVectors; ++c) {
       const int column = c / 4 * 128 + threadIdx.x % 32 * 4 + c % 4;
-      weight[r][c] = exists && column < columns ? as_float(from[column]) : 0.0f;
+      weight[r][c] = exists && column < columns ? as_float(from[column * strides.column]) : 0.0f;
     }
   }
 }
@@ -105,6 +111,7 @@ WS_INLINE void multiply(const float (&weight)[R::kWarpRows][4 * kVectors], const
   constexpr int kWide = kCount <= 1 ? 1 : kCount <= 2 ? 2 : kCount <= 4 ? 4 : kCount <= 8 ? 8 : kCount <= 16 ? 16 : 32;
   static_assert(kCount <= 32, "a sum for each lane");
   const int lane = threadIdx.x % 32, first_row = threadIdx.x / 32 * R::kWarpRows;
+  if (first_row >= R::kRows) return;  // a warp without rows would read shared memory for nothing
 #pragma unroll 2
   for (int first = 0; first < R::kPadded; first += R::kChunk) {
     float sum[kWide];
@@ -178,8 +185,10 @@ template <class R, class Net> struct RecurrentCell {
 
   WS_INLINE void run() {
     float input_weight[R::kWarpRows][4 * R::kInputVectors], hidden_weight[R::kWarpRows][4 * R::kHiddenVectors];
-    load_weights<R, R::kInputVectors>(input_weight, net.input_weight(cell()), columns(), first_unit());
-    load_weights<R, R::kHiddenVectors>(hidden_weight, net.hidden_weight(cell()), R::kHidden, first_unit());
+    load_weights<R, R::kInputVectors>(
+        input_weight, net.input_weight(cell()), net.input_weight_strides(cell()), columns(), first_unit());
+    load_weights<R, R::kHiddenVectors>(
+        hidden_weight, net.hidden_weight(cell()), net.hidden_weight_strides(cell()), R::kHidden, first_unit());
     begin();
     if constexpr (R::kAhead) load_input(0);
     put_input(0);

@@ -6,7 +6,6 @@ network is in numbers alone. It has no stores to read: schedules of recurrent ne
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -26,7 +25,7 @@ _TYPES = {CONTRACT[each]: each for each in (Type.F32, Type.F16, Type.BF16)}
 
 @dataclass(frozen=True)
 class Tensor:
-    """A buffer of the nest, by number, and the strides of its three dimensions, in elements."""
+    """A buffer of the nest, by number, and the strides of its dimensions, in elements."""
 
     buffer: int
     strides: tuple[int, ...]
@@ -53,8 +52,8 @@ class Network:
     """What the first layer reads: (step, row of the batch, column)."""
     states: tuple[Tensor, ...]
     """What cells begin with: (cell, row, unit); of an LSTM the cell states too."""
-    weights: tuple[tuple[int, ...], ...]
-    """For each cell the buffers of its parameters: weights of the input and of the hidden state, and biases if any."""
+    weights: tuple[tuple[Tensor, ...], ...]
+    """For each cell its parameters: weights of the input and of the hidden state (row, column), and biases if any."""
     results: tuple[Tensor | None, ...]
     """The last layer's sequence (step, row, column) and the states after the last step; None for what nobody reads."""
 
@@ -90,8 +89,7 @@ def traced(index: GraphIndex, node: graph_pb2.Node, outputs: Sequence[str], name
     """The node as a nest that makes `outputs`.
 
     Raises:
-        Refused: it is of another type than floats, projects its hidden states, a parameter is not in rows, or a tensor
-            is empty.
+        Refused: it is of another type than floats, projects its hidden states, a bias has gaps, or a tensor is empty.
     """
     values, states, parameters, has_biases, layers, _, _, bidirectional, batch_first = node.args
     spec, reads = index.spec(values.tensor), _names(states)
@@ -133,14 +131,12 @@ def _names(value: tensor_pb2.Value) -> list[str]:
 
 def _by_cell(
     index: GraphIndex, names: Sequence[str], cells: int, has_biases: bool, number: Callable[[str], int]
-) -> tuple[tuple[int, ...], ...]:
-    """The parameters' buffers, for each cell. Raises Refused."""
+) -> tuple[tuple[Tensor, ...], ...]:
+    """The parameters, for each cell. Raises Refused."""
     each = 4 if has_biases else 2
     if len(names) != cells * each:
         raise Refused("it projects its hidden states")
-    for name in names:
-        spec = index.spec(name)
-        if list(spec.strides) != [math.prod(spec.shape[place + 1 :]) for place in range(len(spec.shape))]:
-            raise Refused("a parameter does not lie in rows")
-    numbers = [number(name) for name in names]
-    return tuple(tuple(numbers[first : first + each]) for first in range(0, len(numbers), each))
+    tensors = [Tensor(number(name), tuple(index.spec(name).strides)) for name in names]
+    if any(len(tensor.strides) == 1 and tensor.strides[0] != 1 for tensor in tensors):
+        raise Refused("a bias has gaps")
+    return tuple(tuple(tensors[first : first + each]) for first in range(0, len(tensors), each))

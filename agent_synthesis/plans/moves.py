@@ -147,10 +147,13 @@ def _candidates(plan: Plan) -> Iterator[tuple[Move, str]]:
         yield Move(kind=analysis_pb2.MOVE_KIND_LAUNCH, group=bundles.EVERY_GROUP, choice=choice), effect
     yield from chunking.candidates(plan)
     classes = alike.classes(plan)
+    of_loops = rewrite.in_loops(plan)
     for group in plan.groups:
         what, same = _words(plan, group), classes[group.name]
         for rule in rewrite.matching(plan, group):
             yield Move(kind=analysis_pb2.MOVE_KIND_REWRITE, group=group.name, choice=rule.name), rule.effect
+        if group.name in of_loops:
+            continue  # of hundreds of equal steps one kernel more is worth little
         if any(not plan.index.is_pure(node) and not plan.index.writes_back(node) for node in group.nodes):
             continue
         yield from _for_all(_authoring(plan, group, what), same, group.name)

@@ -16,11 +16,13 @@ from agent_synthesis.nests.analysis.convolution import convolves
 from agent_synthesis.nests.attention import attention_of
 from agent_synthesis.nests.ir import Nest, Type
 from agent_synthesis.nests.product import multiplies_matrices
+from agent_synthesis.nests.recurrence import is_call
 from agent_synthesis.plans import bundles, chunking, cost, fusion, saving
 from agent_synthesis.plans.partition import Group, touched
 from agent_synthesis.plans.plan import Plan, schedules_for
-from agent_synthesis.rewrite import with_replacement
+from agent_synthesis.rewrite import rewritten, with_replacement
 from agent_synthesis.rewrite.calls import operation
+from agent_synthesis.rewrite.unrolled import Unrolled, replacements
 from warpsmith.errors import IllegalMove
 
 EVERY_GROUP = "*"
@@ -40,15 +42,30 @@ CHOICES: Mapping[str, str] = {
 
 
 def least_kernels(plan: Plan) -> int:
-    """That a whole plan adds: one beside convolutions, which may be laid out anew before, and of a training step, where
-    no other move computes anything again."""
-    if plan.index.graph.gradients:
+    """That a whole plan adds: one beside convolutions, which may be laid out anew before, of a training step, where no
+    other move computes anything again, and of a loop that was unrolled, which it makes one call of."""
+    if plan.index.graph.gradients or Unrolled.name in plan.rewrites:
         return 1
     return 1 if any("conv" in operation(node) for node in plan.index.nodes.values()) else LEAST_KERNELS
 
 
+def rolled(plan: Plan) -> Plan:
+    """The plan with each loop that was unrolled as a recurrent call, where a kernel of ours takes all of its steps."""
+    result, refused = plan, set[str]()
+    while found := [name for name in replacements(result.index) if name not in refused]:
+        refused.add(found[0])
+        with contextlib.suppress(IllegalMove):
+            made = rewritten(result, found[0], Unrolled.name)
+            calls = {name for name, node in made.index.nodes.items() if is_call(node)} - {*result.index.nodes}
+            nests = [made.nest(made.group(name)) for name in calls]
+            if all(isinstance(nest, Nest) and schedules_for(made.target, nest, made.hardware) for nest in nests):
+                result = made
+    return result
+
+
 def choices(plan: Plan) -> Iterator[str]:
     """Those that may be legal and differ: without matrix products all is beside them."""
+    plan = rolled(plan)
     if sum(group.engine == "library" for group in plan.groups) < least_kernels(plan):
         return
     multiplies = any(_multiplies(plan, group) for group in plan.groups)
@@ -68,6 +85,7 @@ def authored(plan: Plan, choice: str) -> Plan:
         is_kept = plan.prepared and plan.is_kept(group)  # constants are often as cheap to make as to read
         return group.engine != "written" and not is_kept and (choice == "" or not _multiplies(plan, group))
 
+    plan = rolled(plan)
     result = saving.with_least_traffic(plan)
     if written := in_place.out_of_place(result.index):
         result = with_replacement(result, *written)

@@ -15,7 +15,7 @@ from typing import Protocol
 from agent_synthesis.graphs.graph_index import GraphIndex
 from agent_synthesis.plans.partition import Group, Partition
 from agent_synthesis.plans.plan import Plan
-from agent_synthesis.rewrite import attention, einsum, identities, linear, masks, norms, reductions
+from agent_synthesis.rewrite import attention, einsum, identities, linear, masks, norms, reductions, unrolled
 from agent_synthesis.rewrite.calls import Replacement, replaced
 from warpsmith import digest
 from warpsmith.errors import IllegalMove
@@ -33,6 +33,7 @@ class Rule(Protocol):
 
 
 RULES: tuple[Rule, ...] = (
+    unrolled.Unrolled(),
     identities.Dead(),
     attention.WholeAttention(),
     masks.ConstantMask(),
@@ -60,6 +61,15 @@ def matching(plan: Plan, group: Group) -> list[Rule]:
     """Rules whose condition holds at a group, and that may gain something there."""
     holding = (rule for rule in RULES if _applicable(plan, group, rule) is not None)
     return [rule for rule in holding if rule.name not in _OFFERED or _OFFERED[rule.name](plan, group.nodes[-1])]
+
+
+def in_loops(plan: Plan) -> frozenset[str]:
+    """Groups that the rule of unrolled loops would replace, all of their steps at once."""
+    found = unrolled.replacements(plan.index)
+    rule = next(rule for rule in RULES if rule.name == unrolled.Unrolled.name)
+    groups = [plan.partition.by_name[name] for name in found if name in plan.partition.by_name]
+    legal = [made for group in groups if (made := _applicable(plan, group, rule)) is not None]
+    return frozenset(name for made in legal for name in made.removed if name in plan.partition.by_name)
 
 
 def rewritten(plan: Plan, name: str, rule_name: str) -> Plan:
@@ -100,8 +110,8 @@ def _applicable(plan: Plan, group: Group, rule: Rule) -> Replacement | None:
     made = rule.replacement(plan.index, group.nodes[-1])
     if made is None or (not made.added and all(set(made.removed).issuperset(each.nodes) for each in plan.groups)):
         return None  # something must be left to run
+    removed = set(made.removed)
     for other in plan.groups:
-        shares = set(plan.all_nodes(other)) & set(made.removed)
-        if shares and other.engine != "library":
+        if other.engine != "library" and not removed.isdisjoint(plan.all_nodes(other)):
             return None
     return made

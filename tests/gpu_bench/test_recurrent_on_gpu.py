@@ -70,3 +70,46 @@ def test_a_network_is_what_it_is_in_float64_and_the_same_in_each_call(name: str)
         for output, first, wanted in zip(outputs, results[0], truth, strict=True):
             assert torch.equal(output, first)
             assert float((output.double().cpu() - wanted).abs().max()) < bound
+
+
+class Steps(nn.Module):
+    """A plain network as a loop, with a layer behind each step: KernelBench's 3/34 in small."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.outer = nn.Linear(300 + 70, 70), nn.Linear(70, 30)
+
+    def forward(self, x: torch.Tensor, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """What each step gives, and the last state."""
+        outputs = []
+        for t in range(x.shape[0]):
+            hidden = torch.tanh(self.inner(torch.cat((x[t], hidden), dim=1)))
+            outputs.append(self.outer(hidden))
+        return torch.stack(outputs), hidden
+
+
+@pytest.mark.parametrize("choice", ["", "beside_products"])
+def test_a_loop_of_python_is_one_kernel_whose_weights_are_columns(choice: str) -> None:
+    pytest.importorskip("cuda.bindings.nvrtc")
+    from agent_synthesis import generator
+    from agent_synthesis.graphs.graph_index import GraphIndex
+    from agent_synthesis.plans import moves
+    from agent_synthesis.plans.plan import plan_zero
+    from warpsmith.graphs.capture import capture
+    from warpsmith.v1 import analysis_pb2, task_pb2
+
+    module, args = Steps(), (torch.randn(50, 8, 300), torch.randn(8, 70))
+    plan = plan_zero(GraphIndex(capture(module, args)), task_pb2.TARGET_CUDA)
+    plan = moves.apply(plan, analysis_pb2.Move(kind=analysis_pb2.MOVE_KIND_AUTHOR, group="*", choice=choice))
+    assert "cuda_recurrent" in {group.schedule for group in plan.groups}
+    program, device = generator.generate(plan), torch.device("cuda", 0)
+    parameters = {key: each.detach().to(device) for key, each in module.named_parameters()}
+    call = CudaExecutor().load(program, cubin_of(program), device)
+    bound = call.bind(Sources([each.to(device) for each in args], parameters, {}))
+    results = [bound() for _ in range(5)]
+    torch.cuda.synchronize()
+    with torch.no_grad():
+        truth = copy.deepcopy(module).double()(*(each.double() for each in args))
+    for outputs in results:
+        for output, wanted in zip(outputs, truth, strict=True):
+            assert float((output.double().cpu() - wanted).abs().max()) < 5e-6

@@ -16,6 +16,7 @@ from orchestrator.serving.device_gate import DeviceGate
 from orchestrator.walks import Effort
 from warpsmith.errors import Infrastructure
 from warpsmith.v1 import (
+    analysis_pb2,
     benchmark_service_pb2,
     run_pb2,
     synthesis_service_pb2,
@@ -384,6 +385,31 @@ def test_a_final_does_without_a_rewritten_reference_that_cannot_be_had() -> None
     run = executed(NoRewrittenReference(gains={"rewrite": 3.0}, choices={"rewrite": ["linear_row_sum"]}), Notebook())
     assert run.state == run_pb2.RUN_STATE_FASTER
     assert not any(arm.kind == timing_pb2.ARM_KIND_REWRITTEN for arm in run.best.timing.arms)
+
+
+class RewritesUnasked(testing.World):
+    """Its kernels use algebra that no move names, and it notes what the reference in library calls is made of."""
+
+    reference_moves: tuple[str, ...] = ()
+
+    def SynthesizeCandidate(
+        self, request: synthesis_service_pb2.SynthesizeCandidateRequest, /, timeout: float | None = None
+    ) -> synthesis_service_pb2.SynthesizeCandidateResponse:
+        """As the world's, but for that."""
+        response = super().SynthesizeCandidate(request, timeout)
+        if request.hypothesis.source == "rewritten reference":
+            self.reference_moves = tuple(move.choice for move in request.hypothesis.moves)
+        elif any(move.kind == analysis_pb2.MOVE_KIND_AUTHOR for move in request.hypothesis.moves):
+            response.candidate.rewrites[:] = ["unrolled"]
+        return response
+
+
+def test_algebra_that_a_move_on_the_whole_plan_used_is_in_the_rewritten_reference() -> None:
+    world = RewritesUnasked(gains={"author": 3.0, "rewrite": 0.5}, choices={"rewrite": ["unrolled"]})
+    run = executed(world, Notebook())
+    assert [move.kind for move in run.best.candidate.moves] == [analysis_pb2.MOVE_KIND_AUTHOR]
+    assert any(arm.kind == timing_pb2.ARM_KIND_REWRITTEN for arm in run.best.timing.arms)
+    assert world.reference_moves == ("unrolled",)
 
 
 def test_a_run_that_timed_nothing_but_the_module_itself_says_why() -> None:

@@ -14,10 +14,15 @@ from agent_correctness.simulation.simt import Sanitizer, Simulation, Simulator
 from agent_synthesis.emit.cuda.recurrent import CudaRecurrent, RecurrentSettings
 from agent_synthesis.graphs.graph_index import GraphIndex
 from agent_synthesis.lowering.groups import lower
-from agent_synthesis.nests.recurrence import Recurrence
+from agent_synthesis.nests.recurrence import Recurrence, is_call
+from agent_synthesis.plans.plan import plan_zero
+from agent_synthesis.rewrite import rewritten
+from agent_synthesis.rewrite.unrolled import replacements
 from agent_synthesis.testing import Recurrent
+from warpsmith.graphs import aten
 from warpsmith.graphs.capture import capture
 from warpsmith.hardware import H200
+from warpsmith.v1 import task_pb2
 
 pytestmark = [pytest.mark.simt, pytest.mark.timeout(1800)]  # each test compiles and runs all
 
@@ -121,3 +126,63 @@ def test_networks_come_out_as_in_float64(simulator: Simulator, sanitizer: Saniti
             got = got.transpose(0, 1) if case.network.batch_first and name == made[0] else got
             bound = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 2e-2}[case.dtype]
             assert float((got - truth).abs().max()) < bound, (case.name, name)
+
+
+class Loop(torch.nn.Module):
+    """A plain network as a loop, whose weights are columns of one layer's, or lie turned."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(5)
+        self.both, self.turned = torch.nn.Linear(11 + 7, 11), torch.nn.Linear(11, 7, bias=False)
+        self.bare = torch.nn.Linear(11, 11, bias=False)
+
+    def forward(self, x: torch.Tensor, hidden: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """The states of one loop, and of a second that reads them the other way round."""
+        first, second, other = [], [], hidden
+        for t in range(x.shape[1]):
+            hidden = torch.tanh(self.both(torch.cat((hidden, x[:, t]), dim=1)))
+            first.append(hidden)
+        for t in reversed(range(x.shape[1])):
+            other = torch.relu(x[:, t] @ self.turned.weight + self.bare(other))
+            second.append(other)
+        return torch.stack(first), torch.stack(second)
+
+
+def test_weights_are_read_where_they_lie(simulator: Simulator) -> None:
+    module, args = Loop(), (torch.randn(3, 5, 7), torch.randn(3, 11))
+    plan = plan_zero(GraphIndex(capture(module, args)), task_pb2.TARGET_CUDA)
+    while found := replacements(plan.index):
+        plan = rewritten(plan, next(iter(found)), "unrolled")
+    index, held = plan.index, dict(module.named_parameters())
+    values = {
+        source.name: held[source.qualified_name].detach() if source.qualified_name else args[source.input_index]
+        for source in index.graph.sources
+    }
+    simulations, nests = [], []
+    for node in index.graph.nodes:
+        if not is_call(node):
+            (made,) = aten.call(node.target, node.args, node.kwargs, values.__getitem__, torch.device("cpu"))
+            assert made is not None
+            values[node.name] = made
+            continue
+        nest = lower(index, (node.name,), (node.results[0].name,))
+        assert isinstance(nest, Recurrence), nest
+        nest = replace(nest, name=f"ws_{node.name}")
+        emission = CudaRecurrent(replace(H200, sm_count=4)).emit(nest, RecurrentSettings(1, 256))
+        sources = {}
+        for buffer in nest.buffers:
+            if not buffer.written:
+                lying = values[buffer.name]
+                flat = torch.as_strided(lying, (buffer.element_count,), (1,), lying.storage_offset()).clone()
+                sources[buffer.name] = bytes(flat.view(torch.uint8).numpy())
+        simulations.append(Simulation(program_of(nest, emission), sources, seed=1))
+        nests.append(nest)
+        values[node.results[0].name] = torch.empty(0)
+    assert {stride for nest in nests for cell in nest.network.weights for stride in cell[0].strides} == {18, 11, 1}
+    executions = simulator.execute_all(simulations, Sanitizer.ADDRESS)
+    for nest, execution, truth in zip(nests, executions, module.double()(*(x.double() for x in args)), strict=True):
+        assert not execution.findings
+        (written,) = (buffer.name for buffer in nest.buffers if buffer.written)
+        got = torch.frombuffer(bytearray(execution.outputs[written]), dtype=torch.float32).double()
+        assert float((got.reshape(truth.shape) - truth.detach()).abs().max()) < 2e-6

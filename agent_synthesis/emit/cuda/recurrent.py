@@ -33,12 +33,15 @@ values, addresses."""
 _COUNTER_WORDS = 16
 _OWN_NAMES = (
     "T", "x_at", "hidden_at", "memory_at", "input_weight", "hidden_weight", "input_bias", "hidden_bias",
-    "keep_sequence", "keep_hidden", "keep_memory", "step", "cell", "row", "column", "value", "between", "words",
+    "input_weight_strides", "hidden_weight_strides", "keep_sequence", "keep_hidden", "keep_memory", "step", "cell",
+    "row", "column", "value", "between", "words",
 )  # fmt: skip
 """What no buffer may be called in the struct and the kernel."""
 _STEP_SECONDS, _FMA_SECONDS, _READ_SECONDS = 1.4e-6, 2 / (128 * 1.7e9), 1.3 / 1.7e9
 """Of a step, beside its multiplications: to tell all CTAs of a cell, and the gates; of a multiplication while an SM is
 busy with them; to read 128 bytes of shared memory (H100)."""
+_FETCH_SECONDS = 1 / (64 * 1.7e9)
+"""To bring a byte of a step's input to an SM, at 64 bytes a clock, where registers do not hold it ahead."""
 
 
 @dataclass(frozen=True)
@@ -95,8 +98,17 @@ class _Tiling:
     @property
     def held_registers(self) -> int:
         """Of a thread: its weights, and the input of the next step on its way."""
-        loads = -(-self.network.batch * self.most_inputs // self.settings.threads)
-        return self.warp_rows * sum(self.pitches) // 32 + (loads if loads <= _MOST_AHEAD else 0)
+        return self.warp_rows * sum(self.pitches) // 32 + (self.loads if self.is_ahead else 0)
+
+    @property
+    def loads(self) -> int:
+        """A thread's, of a step's input."""
+        return -(-self.network.batch * self.most_inputs // self.settings.threads)
+
+    @property
+    def is_ahead(self) -> bool:
+        """Whether the next step's input is on its way while a step is made."""
+        return self.loads <= _MOST_AHEAD
 
     @property
     def shared_bytes(self) -> int:
@@ -128,9 +140,10 @@ class _Tiling:
         """Predicted time, for comparing settings of one network."""
         network, layers = self.network, self.settings.layers
         turns = -(-network.layers // layers) * (network.steps + layers - 1)
-        values, warps = sum(self.pitches) * network.batch, self.settings.threads // 32
+        values, warps = sum(self.pitches) * network.batch, -(-network.gates * self.units // self.warp_rows)
         work = max(self.warp_rows * warps * values * _FMA_SECONDS, warps * values / 32 * _READ_SECONDS)
-        return turns * (_STEP_SECONDS + work)
+        fetched = 0 if self.is_ahead else network.batch * self.most_inputs * network.type.size_bytes
+        return turns * (_STEP_SECONDS + work + fetched * _FETCH_SECONDS)
 
 
 class CudaRecurrent(CudaSchedule):
@@ -231,7 +244,12 @@ class _Text:
             lines.append(self._reads(name, "cell", state))
         of_cell = ("input_weight", "hidden_weight", "input_bias", "hidden_bias")
         for place, name in enumerate(of_cell):
-            lines += self._chosen(name, [cell[place] if place < len(cell) else None for cell in network.weights])
+            tensors = [cell[place] if place < len(cell) else None for cell in network.weights]
+            pointers = ["nullptr" if each is None else self._names[each.buffer] for each in tensors]
+            lines += self._chosen("const T*", name, pointers)
+            if place < 2:
+                strides = [f"{{{each.strides[0]}, {each.strides[1]}}}" for each in tensors if each is not None]
+                lines += self._chosen("ws::WeightStrides", f"{name}_strides", strides)
         for name, first, result in zip(
             ("keep_sequence", "keep_hidden", "keep_memory"), ("step", "cell", "cell"), network.results, strict=False
         ):
@@ -259,12 +277,13 @@ class _Text:
             name if stride == 1 else f"{name} * {stride}" for name, stride in zip(names, tensor.strides, strict=True)
         )
 
-    def _chosen(self, name: str, buffers: Sequence[int | None]) -> list[str]:
-        """A function from a cell's number to a pointer."""
-        texts = ["nullptr" if each is None else self._names[each] for each in buffers]
+    def _chosen(self, kind: str, name: str, texts: Sequence[str]) -> list[str]:
+        """A function from a cell's number to a value: without a choice where all have the same."""
+        if len(set(texts)) == 1:
+            return [f"  WS_INLINE {kind} {name}(int) const {{ return {texts[0]}; }}"]
         cases = [f"      case {cell}: return {text};" for cell, text in enumerate(texts[:-1])]
         return [
-            f"  WS_INLINE const T* {name}(int cell) const {{", "    switch (cell) {", *cases,
+            f"  WS_INLINE {kind} {name}(int cell) const {{", "    switch (cell) {", *cases,
             f"      default: return {texts[-1]};", "    }", "  }",
         ]  # fmt: skip
 
