@@ -18,9 +18,10 @@ from agent_synthesis.emit.cpu.row_reduction import CpuRowReduction
 from agent_synthesis.emit.cpu.scan import CpuScan
 from agent_synthesis.emit.cpu.window import CpuWindow
 from agent_synthesis.emit.cuda.attention import CudaAttention
-from agent_synthesis.emit.cuda.bundle import CudaBundle
 from agent_synthesis.emit.cuda.columns.column_reduction import CudaColumnReduction
-from agent_synthesis.emit.cuda.pieces import CudaPieces
+from agent_synthesis.emit.cuda.parts.bundle import CudaBundle
+from agent_synthesis.emit.cuda.parts.pieces import CudaPieces
+from agent_synthesis.emit.cuda.parts.reductions_apart import CudaReductionsApart
 from agent_synthesis.emit.cuda.pointwise import CudaPointwise
 from agent_synthesis.emit.cuda.products.converted_product import CudaConvertedProduct
 from agent_synthesis.emit.cuda.products.convolutions.convolution_product import CudaConvolutionProduct
@@ -31,7 +32,6 @@ from agent_synthesis.emit.cuda.products.small_product import CudaSmallProduct
 from agent_synthesis.emit.cuda.products.streamed_product import CudaStreamedProduct
 from agent_synthesis.emit.cuda.products.tensor_core_product import CudaProduct
 from agent_synthesis.emit.cuda.recurrent import CudaRecurrent
-from agent_synthesis.emit.cuda.reductions_apart import CudaReductionsApart
 from agent_synthesis.emit.cuda.rows.row_reduction import CudaRowReduction
 from agent_synthesis.emit.cuda.rows.rows_and_columns import CudaRowsAndColumns
 from agent_synthesis.emit.cuda.scans.scan import CudaScan

@@ -2,8 +2,8 @@
 
 The one idea: a launch takes some microseconds however little it moves, and one that fills a part of the card leaves
 the rest idle. Weights that are laid out anew or rounded, counters and running statistics depend on nothing that is
-computed, so that all of them are one kernel (`emit.cuda.bundle`) in the beginning; what is computed is launched with
-others at the place of the last. Members stay groups as they were, and can be taken apart again.
+computed, so that all of them are one kernel (`emit.cuda.parts.bundle`) in the beginning; what is computed is launched
+with others at the place of the last. Members stay groups as they were, and can be taken apart again.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from agent_synthesis.emit.cuda.bundle import LEAST_MEMBERS, MOST_TENSORS
+from agent_synthesis.emit.cuda.parts.bundle import LEAST_MEMBERS, MOST_TENSORS
 from agent_synthesis.emit.registry import MAY_BE_BUNDLED
 from agent_synthesis.graphs.graph_index import byte_count
 from agent_synthesis.nests.ir import Nest

@@ -13,7 +13,7 @@ from torch.nn import functional
 from training_steps import Tried, of
 
 from agent_synthesis.bundle import Bundle
-from agent_synthesis.emit.cuda import bundle as schedule
+from agent_synthesis.emit.cuda.parts import bundle as schedule
 from agent_synthesis.generator import generate
 from agent_synthesis.graphs.graph_index import GraphIndex
 from agent_synthesis.nests import interpreter

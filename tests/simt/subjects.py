@@ -13,9 +13,9 @@ from dataclasses import replace
 from simulated import Subject
 
 from agent_synthesis.emit.cuda.columns.column_reduction import CudaColumnReduction
-from agent_synthesis.emit.cuda.pieces import CudaPieces
+from agent_synthesis.emit.cuda.parts.pieces import CudaPieces
+from agent_synthesis.emit.cuda.parts.reductions_apart import CudaReductionsApart
 from agent_synthesis.emit.cuda.pointwise import CudaPointwise
-from agent_synthesis.emit.cuda.reductions_apart import CudaReductionsApart
 from agent_synthesis.emit.cuda.rows.row_reduction import CudaRowReduction
 from agent_synthesis.emit.cuda.rows.rows_and_columns import CudaRowsAndColumns
 from agent_synthesis.emit.cuda.scans.scan import CudaScan
