@@ -132,7 +132,7 @@ def test_tiles_have_64_keys_and_weights_that_do_not_exceed_one() -> None:
     assert (settings.keys, settings.lag) == (64, 0)
     for change in ({"lag": 8}, {"keys": 128}):
         with pytest.raises(IllegalMove, match=r"64 keys at a time|registers"):
-            require_fits(H200, nest_of(plan), replace(settings, **change))
+            require_fits(H200, nest_of(plan), replace(settings, stages=2, **change))
     wide = as_one_kernel(*FORMS["heads of 128"])
     with pytest.raises(IllegalMove, match="shared memory"):
         require_fits(H200, nest_of(wide), replace(settings, stages=3))
