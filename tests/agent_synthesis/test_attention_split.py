@@ -132,12 +132,13 @@ def test_tiles_have_64_keys_and_weights_that_do_not_exceed_one() -> None:
     assert (settings.keys, settings.lag) == (64, 0)
     for change in ({"lag": 8}, {"keys": 128}):
         with pytest.raises(IllegalMove, match=r"64 keys at a time|registers"):
-            require_fits(H200, nest_of(plan), replace(settings, **change))
+            require_fits(H200, nest_of(plan), replace(settings, stages=2, **change))
     wide = as_one_kernel(*FORMS["heads of 128"])
     with pytest.raises(IllegalMove, match="shared memory"):
         require_fits(H200, nest_of(wide), replace(settings, stages=3))
+    hidden = as_one_kernel(*FORMS["a mask of bools"])
     with pytest.raises(IllegalMove, match="registers"):
-        require_fits(H200, nest_of(wide), replace(settings, warpgroups=3))
+        require_fits(H200, nest_of(hidden), replace(settings, stages=2, warpgroups=3))
 
 
 def test_the_cost_is_three_products_for_each_and_halves_that_are_written_and_read() -> None:
