@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 from orchestrator.agents import SetAsideError
@@ -264,11 +265,15 @@ def rewritten_reference(pipeline: Pipeline, candidate: candidate_pb2.Candidate) 
         return None
     moves: list[analysis_pb2.Move] = [move for move in candidate.moves if move.kind == analysis_pb2.MOVE_KIND_REWRITE]
     # A move on the whole plan may have used some: no move of the candidate's says where.
-    if implied := {*candidate.rewrites} - {move.choice for move in moves}:
-        with contextlib.suppress(SetAsideError, WarpsmithError):
+    implied = Counter(candidate.rewrites) - Counter(move.choice for move in moves)
+    with contextlib.suppress(SetAsideError, WarpsmithError):
+        while implied:
             legal = analyze(pipeline.agents, pipeline.gate, pipeline.task, moves, pipeline.go_on).legal_moves
-            rewrites = [each.move for each in legal if each.move.kind == analysis_pb2.MOVE_KIND_REWRITE]
-            moves = [*moves, *(move for move in rewrites if move.choice in implied)]
+            rewrites = (each.move for each in legal if each.move.kind == analysis_pb2.MOVE_KIND_REWRITE)
+            if (found := next((move for move in rewrites if move.choice in implied), None)) is None:
+                break
+            moves.append(found)
+            implied -= Counter([found.choice])
     hypothesis = hypothesis_pb2.Hypothesis(
         moves=moves,
         new_move_count=len(moves),

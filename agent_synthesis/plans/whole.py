@@ -22,6 +22,7 @@ from agent_synthesis.plans.partition import Group, touched
 from agent_synthesis.plans.plan import Plan, schedules_for
 from agent_synthesis.rewrite import rewritten, with_replacement
 from agent_synthesis.rewrite.calls import operation
+from agent_synthesis.rewrite.layers import StackedLayers
 from agent_synthesis.rewrite.unrolled import Unrolled, replacements
 from warpsmith.errors import IllegalMove
 
@@ -50,17 +51,27 @@ def least_kernels(plan: Plan) -> int:
 
 
 def rolled(plan: Plan) -> Plan:
-    """The plan with each loop that was unrolled as a recurrent call, where a kernel of ours takes all of its steps."""
-    result, refused = plan, set[str]()
-    while found := [name for name in replacements(result.index) if name not in refused]:
-        refused.add(found[0])
+    """The plan with each loop that was unrolled as a recurrent call, where a kernel of ours takes all of its steps, and
+    those that read each other's sequences as layers of one."""
+    result = _with_calls(plan, Unrolled.name, lambda plan: replacements(plan.index))
+    return _with_calls(result, StackedLayers.name, _calls) if Unrolled.name in result.rewrites else result
+
+
+def _with_calls(plan: Plan, rule: str, places: Callable[[Plan], Iterable[str]]) -> Plan:
+    """The plan after a rule that makes recurrent calls, at all places where a kernel takes them."""
+    tried = set[str]()
+    while found := [name for name in places(plan) if name not in tried]:
+        tried.add(found[0])
         with contextlib.suppress(IllegalMove):
-            made = rewritten(result, found[0], Unrolled.name)
-            calls = {name for name, node in made.index.nodes.items() if is_call(node)} - {*result.index.nodes}
-            nests = [made.nest(made.group(name)) for name in calls]
+            made = rewritten(plan, found[0], rule)
+            nests = [made.nest(made.group(name)) for name in _calls(made) - _calls(plan)]
             if all(isinstance(nest, Nest) and schedules_for(made.target, nest, made.hardware) for nest in nests):
-                result = made
-    return result
+                plan = made
+    return plan
+
+
+def _calls(plan: Plan) -> set[str]:
+    return {name for name, node in plan.index.nodes.items() if is_call(node)}
 
 
 def choices(plan: Plan) -> Iterator[str]:

@@ -6,7 +6,7 @@ anew behind them, and what comes is sorted by data. Linear in the graph; knows n
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 
 import torch
 
@@ -62,6 +62,18 @@ def assembled(
         rename(moved, renamed)
         new.append(moved)
     return Replacement(tuple(sorted(removed, key=index.position.__getitem__)), tuple(_sorted(new)), renamed)
+
+
+def dependents_of(index: GraphIndex, tensors: Iterable[str], first: str) -> set[str]:
+    """Tensors that depend on some, by data or by memory that is written, with them; a call named `first` makes the
+    first of them."""
+    found, written = {*tensors}, set[str]()
+    for node in index.graph.nodes[index.position[first] :]:
+        reads = index.reads(node.name)
+        if not found.isdisjoint(reads) or not written.isdisjoint(map(index.root.__getitem__, reads)):
+            found.update(index.results(node.name))
+            written |= index.writes(node.name)
+    return found
 
 
 def _read(

@@ -15,7 +15,7 @@ import torch
 
 from agent_synthesis.graphs import in_place
 from agent_synthesis.graphs.graph_index import GraphIndex
-from agent_synthesis.rewrite.assembly import assembled
+from agent_synthesis.rewrite.assembly import assembled, dependents_of
 from agent_synthesis.rewrite.calls import Draft, Named, Replacement, arguments, operation, shape
 from agent_synthesis.rewrite.cells import Cell, Chain, Factor, Place, chains
 from agent_synthesis.rewrite.joins import Join, joins
@@ -88,7 +88,10 @@ class _Loop:
         self._cells, self._first = chain.cells, chain.cells[0]
         self._draft = Draft(index)
         self._state = Named(self._first.states[0])
-        self._dependents = self._found_dependents()
+        self._dependents = dependents_of(
+            index, [state for cell in self._cells for state in cell.states], self._first.node
+        )
+        """Tensors that depend on what a step makes."""
         self._gone = {cell.node for cell in self._cells}
         self._renamed: dict[str, str] = {}
         """What the graph reads → what it reads in its stead."""
@@ -103,17 +106,6 @@ class _Loop:
         return assembled(self._index, self._draft, self._gone, self._dependents, self._states_of(), self._renamed)
 
     # ---- whether it holds
-
-    def _found_dependents(self) -> set[str]:
-        """Tensors that depend on what a step makes."""
-        index, written = self._index, set[str]()
-        found = {state for cell in self._cells for state in cell.states}
-        for node in index.graph.nodes[index.position[self._first.node] :]:
-            reads = index.reads(node.name)
-            if not found.isdisjoint(reads) or not written.isdisjoint(map(index.root.__getitem__, reads)):
-                found.update(index.results(node.name))
-                written |= index.writes(node.name)
-        return found
 
     def _inputs(self, cell: Cell) -> list[str]:
         """What a step reads beside weights and its own state."""
