@@ -22,8 +22,8 @@ from agent_synthesis.plans.partition import Group, touched
 from agent_synthesis.plans.plan import Plan, schedules_for
 from agent_synthesis.rewrite import rewritten, with_replacement
 from agent_synthesis.rewrite.calls import operation
-from agent_synthesis.rewrite.layers import StackedLayers
-from agent_synthesis.rewrite.unrolled import Unrolled, replacements
+from agent_synthesis.rewrite.loops.layers import StackedLayers
+from agent_synthesis.rewrite.loops.unrolled import Unrolled, replacements
 from warpsmith.errors import IllegalMove
 
 EVERY_GROUP = "*"

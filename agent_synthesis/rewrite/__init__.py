@@ -15,8 +15,9 @@ from typing import Protocol
 from agent_synthesis.graphs.graph_index import GraphIndex
 from agent_synthesis.plans.partition import Group, Partition
 from agent_synthesis.plans.plan import Plan
-from agent_synthesis.rewrite import attention, einsum, identities, layers, linear, masks, norms, reductions, unrolled
+from agent_synthesis.rewrite import attention, einsum, identities, linear, masks, norms, reductions
 from agent_synthesis.rewrite.calls import Replacement, replaced
+from agent_synthesis.rewrite.loops import layers, unrolled
 from warpsmith import digest
 from warpsmith.errors import IllegalMove
 

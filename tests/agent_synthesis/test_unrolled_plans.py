@@ -13,7 +13,7 @@ from agent_synthesis.nests.recurrence import Recurrence
 from agent_synthesis.plans import moves
 from agent_synthesis.plans.plan import Plan, plan_zero
 from agent_synthesis.rewrite import rewritten
-from agent_synthesis.rewrite.unrolled import replacements
+from agent_synthesis.rewrite.loops.unrolled import replacements
 from agent_synthesis.schedule import Emission
 from warpsmith.graphs.capture import capture
 from warpsmith.v1 import analysis_pb2, task_pb2

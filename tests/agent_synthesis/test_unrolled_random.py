@@ -15,7 +15,7 @@ from agent_synthesis.graphs.graph_index import GraphIndex
 from agent_synthesis.nests import interpreter
 from agent_synthesis.plans.plan import plan_zero
 from agent_synthesis.rewrite import rewritten
-from agent_synthesis.rewrite.unrolled import replacements
+from agent_synthesis.rewrite.loops.unrolled import replacements
 from warpsmith.graphs.capture import capture
 from warpsmith.v1 import graph_pb2, task_pb2
 

@@ -17,7 +17,7 @@ from agent_synthesis.lowering.groups import lower
 from agent_synthesis.nests.recurrence import Recurrence, is_call
 from agent_synthesis.plans.plan import plan_zero
 from agent_synthesis.rewrite import rewritten
-from agent_synthesis.rewrite.unrolled import replacements
+from agent_synthesis.rewrite.loops.unrolled import replacements
 from agent_synthesis.testing import Recurrent
 from warpsmith.graphs import aten
 from warpsmith.graphs.capture import capture

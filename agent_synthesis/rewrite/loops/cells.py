@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from agent_synthesis.graphs.graph_index import GraphIndex
 from agent_synthesis.rewrite.calls import Named, arguments, operation, shape
-from agent_synthesis.rewrite.numbering import Numbering
+from agent_synthesis.rewrite.loops.numbering import Numbering
 from warpsmith.v1 import graph_pb2
 
 LEAST_STEPS = 4

@@ -8,8 +8,8 @@ import torch
 
 from agent_synthesis.graphs.graph_index import GraphIndex
 from agent_synthesis.nests.recurrence import is_call
-from agent_synthesis.rewrite.assembly import assembled, dependents_of
 from agent_synthesis.rewrite.calls import Draft, Named, Replacement, arguments, only_use, shape
+from agent_synthesis.rewrite.loops.assembly import assembled, dependents_of
 from warpsmith.graphs import result_specs
 
 _EQUAL = ("has_biases", "train", "bidirectional", "batch_first")

@@ -16,7 +16,7 @@ import torch
 from agent_synthesis.graphs.graph_index import GraphIndex
 from agent_synthesis.nests.recurrence import is_call
 from agent_synthesis.rewrite.calls import Draft, Named, arguments, operation, shape
-from agent_synthesis.rewrite.numbering import Numbering
+from agent_synthesis.rewrite.loops.numbering import Numbering
 from warpsmith.errors import BadInput
 from warpsmith.graphs import aten
 from warpsmith.v1 import graph_pb2

@@ -15,11 +15,11 @@ import torch
 
 from agent_synthesis.graphs import in_place
 from agent_synthesis.graphs.graph_index import GraphIndex
-from agent_synthesis.rewrite.assembly import assembled, dependents_of
 from agent_synthesis.rewrite.calls import Draft, Named, Replacement, arguments, operation, shape
-from agent_synthesis.rewrite.cells import Cell, Chain, Factor, Place, chains
-from agent_synthesis.rewrite.joins import Join, joins
-from agent_synthesis.rewrite.together import Together
+from agent_synthesis.rewrite.loops.assembly import assembled, dependents_of
+from agent_synthesis.rewrite.loops.cells import Cell, Chain, Factor, Place, chains
+from agent_synthesis.rewrite.loops.joins import Join, joins
+from agent_synthesis.rewrite.loops.together import Together
 from warpsmith.errors import BadInput
 from warpsmith.graphs import aten, dtypes, result_specs
 from warpsmith.program_steps import tensor_names

@@ -1,0 +1,1 @@
+"""Recurrent networks that a module writes as a loop, found in the graph of all its steps and called as one."""
