@@ -30,7 +30,7 @@ struct channels_last_transpose {
   }
 };
 
-extern "C" __global__ void __launch_bounds__(256, 1) channels_last(
+extern "C" __global__ void __launch_bounds__(256, 4) channels_last(
     const float* __restrict__ args_0, float* __restrict__ contiguous) {
   alignas(16) __shared__ ws::TransposeTiles<channels_last_transpose> tiles;
   ws::transpose(channels_last_transpose{args_0, contiguous}, tiles);

@@ -36,7 +36,7 @@ class BlockWork:
     shared: Mapping[str, str] = field(default_factory=dict)
     """Name → type of what lies in shared memory, in which `%` is the struct."""
 
-    def kernel(self) -> list[str]:
-        """The struct, and a kernel of this nest alone."""
-        own = generated_struct.kernel(self.name, self.text, self.skeleton, self.threads, 1, shared=self.shared)
+    def kernel(self, min_blocks: int = 1) -> list[str]:
+        """The struct, and a kernel of this nest alone, of which so many blocks share an SM."""
+        own = generated_struct.kernel(self.name, self.text, self.skeleton, self.threads, min_blocks, shared=self.shared)
         return [*self.struct, *own]

@@ -45,6 +45,18 @@ def require_block(
         )
 
 
+def blocks_beside(hardware: Hardware, threads: int, held_registers: int) -> int:
+    """Blocks that share an SM: as many as give half of the threads that it may have, if registers do.
+
+    Left alone, the compiler takes all registers that there are: 139 a thread for tiles of two images, so that one block
+    was on an SM at a time.
+    """
+    needed = held_registers + KERNEL_OVERHEAD_REGISTERS
+    most = max(1, hardware.sm_threads // 2 // threads)
+    fitting = (count for count in range(most, 1, -1) if hardware.register_limit(threads, count) >= needed)
+    return next(fitting, 1)
+
+
 def coordinates(axes: Sequence[Axis], number: str) -> dict[str, str]:
     """Each axis as text, from the row-major number of a point."""
     texts = {}

@@ -92,7 +92,8 @@ class CudaBundle(CudaSchedule):
         works = [share.work for share in shares]
         headers = dict.fromkeys(header for work in works for header in (*work.headers, HEADER))
         threads = max(work.threads for work in works)
-        kernel = _kernel(nest, shares, threads, self._min_blocks(threads, max(work.held_registers for work in works)))
+        held = max(work.held_registers for work in works)
+        kernel = _kernel(nest, shares, threads, geometry.blocks_beside(self.hardware, threads, held))
         lines = [*_header(nest, shares), *(line for work in works for line in work.struct), *kernel]
         return geometry.one_kernel(
             nest, lines, headers, grid=sum(share.blocks for share in shares), threads=threads,
@@ -115,14 +116,6 @@ class CudaBundle(CudaSchedule):
             if isinstance(schedule, CudaPointwise) and isinstance(settings, PointwiseSettings):
                 return schedule.work(member.nest, settings)
         return None
-
-    def _min_blocks(self, threads: int, held_registers: int) -> int:
-        """As many as give half of the threads that an SM may have, if registers do: the member that asks for most, such
-        as counters of all norms by one thread, would leave two blocks of tiles on an SM."""
-        most = max(1, self.hardware.sm_threads // 2 // threads)
-        needed = held_registers + geometry.KERNEL_OVERHEAD_REGISTERS
-        fitting = (count for count in range(most, 1, -1) if self.hardware.register_limit(threads, count) >= needed)
-        return next(fitting, 1)
 
     def _shares(self, nest: Nest) -> list[_Share]:
         forms: dict[int, list[Member]] = {}

@@ -83,7 +83,8 @@ class CudaTranspose(CudaSchedule):
     def emit(self, nest: Nest, settings: TransposeSettings) -> Emission:
         """One kernel."""
         work = self.work(nest, settings)
-        lines = function_text.header(nest, self.name, settings) + work.kernel()
+        beside = geometry.blocks_beside(self.hardware, settings.threads, work.held_registers)
+        lines = function_text.header(nest, self.name, settings) + work.kernel(beside)
         return geometry.one_kernel(
             nest, lines, HEADERS, grid=work.blocks, threads=settings.threads, dependent=settings.dependent_launch
         )
