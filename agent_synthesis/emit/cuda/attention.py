@@ -48,7 +48,7 @@ _BEGINNINGS = (
     AttentionSettings(keys=64),
     AttentionSettings(ping_pong=False, keys=64),
 )
-_SPLIT_BEGINNINGS = tuple(AttentionSettings(keys=SPLIT_KEYS, stages=stages) for stages in (4, 3, 2))
+_SPLIT_BEGINNINGS = tuple(AttentionSettings(keys=SPLIT_KEYS, stages=stages, promote=SPLIT_KEYS) for stages in (4, 3, 2))
 """Of floats: as many stages as there is memory for."""
 
 
