@@ -31,11 +31,11 @@ struct AttentionOffsets {
   int queries, keys, values;
 };
 // `keys` of a tile, `stages` of either ring, `warpgroups` that multiply, whether these take turns at the tensor cores, and
-// binades by which a weight may exceed one before the pivot moves.
+// binades by which a weight may exceed one before the pivot moves; of floats, `promote` keys whose products tensor cores sum.
 struct AttentionTiling {
   int keys, stages, warpgroups;
   bool turns;
-  int lag;
+  int lag, promote = 64;
 };
 
 // Elements of memory from one element of a mask to the next: from one outer layer, one inner layer of keys, one member of
@@ -69,6 +69,7 @@ struct Attention {
   static constexpr int kTileKeys = kTiling.keys, kStages = kTiling.stages;
   static constexpr bool kTurns = kTiling.turns, kCausal = kExtents.causal;
   static constexpr float kLag = kTiling.lag;
+  static constexpr int kPromote = kTiling.promote;
   static constexpr int kDepthBlocks = (kDepth + 63) / 64, kColumnBlocks = (kN + 63) / 64;  // of 64 elements, 128 bytes
   static constexpr int kOwnColumns = kPieces == 2 && kN <= 32 ? 32 : 64 * kColumnBlocks;  // of a warpgroup
   static constexpr int kSums = kOwnColumns / 2;                                            // of a thread

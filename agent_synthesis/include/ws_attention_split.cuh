@@ -20,7 +20,6 @@ struct AttentionRoots {
 };
 
 constexpr float kWeightUp = 0x1p15f;  // takes weights, of which none exceeds one, to the halves' range
-constexpr int kPromotedKeys = 64;     // whose products the tensor cores sum
 
 // What is to be worked out here, and not kept in registers from step to step.
 template <class T> WS_INLINE T made_here(T value) {
@@ -114,7 +113,7 @@ template <class A> struct SplitProducts {
     return further<kAlong>(operand + (part * A::kDepthBlocks + k / 64) * kBlock, k % 64);
   }
 
-  // Those of weights of 64 keys and up to 64 columns of values.
+  // Those of weights of some keys and up to 64 columns of values.
   WS_INLINE void begin_sums(const WeightHalves<A>& weights, const AttentionTiles<A>& shared, int stage, int first_key, int block) {
     const uint64 high = made_here(operand_at<kAcross, A::kTileKeys>(shared.values[stage][block]));
     const uint64 low = high + A::kColumnBlocks * sizeof(shared.values[0][0]) / 16;
@@ -122,7 +121,7 @@ template <class A> struct SplitProducts {
 #pragma unroll
     for (int part = 0; part < 3; ++part) {
 #pragma unroll
-      for (int n = first_key; n < first_key + kPromotedKeys; n += 16)
+      for (int n = first_key; n < first_key + A::kPromote; n += 16)
         multiply_add_held<half, kAcross>(part == 2 ? cross_sums() : main_sums(), (part == 0 ? weights.low : weights.high) + n / 4,
                                          further<kAcross>(part == 2 ? low : high, n), part == 1 || n > first_key);
     }
@@ -185,10 +184,10 @@ template <class A> struct SplitSteps {
     weights.split(scores);
   }
 
-  // Adds what the weights of a step's keys make of its values, 64 keys by 64 columns at a time.
+  // Adds what the weights of a step's keys make of its values, kPromote keys by 64 columns at a time.
   WS_INLINE void add_values(SplitProducts<A>& products, float (&sums)[A::kSums], int stage) {
 #pragma unroll
-    for (int key = 0; key < A::kTileKeys; key += kPromotedKeys) {
+    for (int key = 0; key < A::kTileKeys; key += A::kPromote) {
 #pragma unroll
       for (int block = 0; block < A::kColumnBlocks; ++block) {
         products.begin_sums(weights, shared, stage, key, block);
@@ -209,7 +208,7 @@ WS_INLINE void attend_split(AttentionTiles<A>& shared, RingPlace<A::kStages>& pl
                             const typename A::Mask::Element* __restrict__ mask, const float* value_roots,
                             float (&sums)[A::kSums]) {
   // Sums of one step are made beside the scores of the next where registers hold both.
-  constexpr bool kBeside = A::kTileKeys == kPromotedKeys && A::kColumnBlocks == 1 && A::kDepthBlocks == 1 && A::kWarpgroups == 2 &&
+  constexpr bool kBeside = A::kTileKeys == A::kPromote && A::kColumnBlocks == 1 && A::kDepthBlocks == 1 && A::kWarpgroups == 2 &&
                            !(A::Mask::kIsGiven && sizeof(typename A::Mask::Element) == sizeof(float));
   const int warpgroup = turns.warpgroup, first = tile.first_row() + A::kOwnRows * warpgroup, steps = tile.steps();
   const int thread = threadIdx.x % 128, row = first + 16 * (thread / 32) + thread % 32 / 4;

@@ -107,7 +107,8 @@ def test_every_setting_compiles_without_spilling(name: str, compile_cuda: Callab
     function, args = FORMS[name]
     plan, schedule = as_one_kernel(function, args), CudaAttention(H200)
     settings = plan.groups[-1].settings
-    others = [each for each in schedule.alternatives(nest_of(plan), settings) if each.warpgroups == 3]
+    possible = schedule.alternatives(nest_of(plan), settings)
+    others = [each for each in possible if each.warpgroups == 3 or each.promote == 32]
     for each in [settings, *others]:
         report = compile_cuda(schedule.emit(nest_of(plan), each))
         assert report.count(" 0 bytes spill stores") == 4
@@ -132,12 +133,13 @@ def test_tiles_have_64_keys_and_weights_that_do_not_exceed_one() -> None:
     assert (settings.keys, settings.lag) == (64, 0)
     for change in ({"lag": 8}, {"keys": 128}):
         with pytest.raises(IllegalMove, match=r"64 keys at a time|registers"):
-            require_fits(H200, nest_of(plan), replace(settings, **change))
+            require_fits(H200, nest_of(plan), replace(settings, stages=2, **change))
     wide = as_one_kernel(*FORMS["heads of 128"])
     with pytest.raises(IllegalMove, match="shared memory"):
         require_fits(H200, nest_of(wide), replace(settings, stages=3))
+    hidden = as_one_kernel(*FORMS["a mask of bools"])
     with pytest.raises(IllegalMove, match="registers"):
-        require_fits(H200, nest_of(wide), replace(settings, warpgroups=3))
+        require_fits(H200, nest_of(hidden), replace(settings, stages=2, warpgroups=3))
 
 
 def test_the_cost_is_three_products_for_each_and_halves_that_are_written_and_read() -> None:

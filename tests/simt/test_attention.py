@@ -79,6 +79,7 @@ CASES: dict[str, tuple[Function, list[torch.Tensor], dict[str, int | str]]] = {
     "heads of 128": (attention, of(66, 70, 128), {}),
     "odd rows": (attention, of(65, 67, 33, 17), {}),
     "three warpgroups": (attention, of(130, 70, 32), {"warpgroups": 3, "ping_pong": "no"}),
+    "sums of 32 keys": (attention, of(66, 70, 64), {"promote": 32, "stages": 2}),
     "causal": (causal, of(130, 140, 32), {}),
     "a mask of bools": (masked, [*of(66, 70, 64), some(66, 70)], {}),
     "a mask of bools and wide rows": (masked, [*of(66, 70, 96), some(66, 70)], {}),

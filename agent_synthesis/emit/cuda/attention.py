@@ -13,7 +13,13 @@ from agent_synthesis.emit import function_text
 from agent_synthesis.emit.cuda import attention_split, geometry
 from agent_synthesis.emit.cuda.attention_split import SplitAttentionText
 from agent_synthesis.emit.cuda.attention_text import MASKS, AttentionText
-from agent_synthesis.emit.cuda.attention_tiling import AttentionSettings, pieces, require_tiles, tile_count
+from agent_synthesis.emit.cuda.attention_tiling import (
+    SPLIT_KEYS,
+    AttentionSettings,
+    pieces,
+    require_tiles,
+    tile_count,
+)
 from agent_synthesis.emit.cuda.products.product_engine import ENGINES, NEEDS, EngineName
 from agent_synthesis.emit.cuda.products.product_text import PRODUCT_HEADERS
 from agent_synthesis.emit.cuda.schedule import CudaSchedule
@@ -42,8 +48,8 @@ _BEGINNINGS = (
     AttentionSettings(keys=64),
     AttentionSettings(ping_pong=False, keys=64),
 )
-_SPLIT_BEGINNINGS = (AttentionSettings(keys=64), AttentionSettings(ping_pong=False, keys=64))
-"""Of floats."""
+_SPLIT_BEGINNINGS = tuple(AttentionSettings(keys=SPLIT_KEYS, stages=stages, promote=SPLIT_KEYS) for stages in (4, 3, 2))
+"""Of floats: as many stages as there is memory for."""
 
 
 class CudaAttention(CudaSchedule):

@@ -55,6 +55,7 @@ class AttentionText(ProductText):
         made, settings, reduction = self._made, self._settings, self._made.reduction
         group = f".group = {made.group}, .key_group = {made.key.group}, .value_group = {made.value.group}, "
         group = group if made.group > 1 else ""
+        promote = "" if settings.promote is None else f", .promote = {settings.promote}"
         lines = [
             f"using {self.entry}_shape = {kind}",
             f"    ws::AttentionExtents{{.layers = {made.layers}, .inner = {made.inner}, {group}"
@@ -63,7 +64,8 @@ class AttentionText(ProductText):
             f".causal = {str(made.is_causal).lower()}}},",
             *offsets,
             f"    ws::AttentionTiling{{.keys = {settings.keys}, .stages = {settings.stages}, "
-            f".warpgroups = {settings.warpgroups}, .turns = {str(settings.ping_pong).lower()}, .lag = {settings.lag}}}",
+            f".warpgroups = {settings.warpgroups}, .turns = {str(settings.ping_pong).lower()}, "
+            f".lag = {settings.lag}{promote}}}",
         ]
         if (mask := made.mask) is not None:
             lines[-1] += ","

@@ -31,6 +31,8 @@ class AttentionSettings(Settings):
     warpgroups: int = setting(2, "warpgroups that multiply, with 64 queries each", (2, 3))
     lag: int = setting(0, "binades by which a weight may exceed one before all sums are scaled anew", (0, 8))
 
+    promote: int | None = setting(None, "of floats: keys whose products tensor cores add up, towards zero", (32, 64))
+
     @property
     def queries(self) -> int:
         """Of a block's tile."""
@@ -70,6 +72,10 @@ def require_tiles(hardware: Hardware, name: str, made: Attention, settings: Atte
         held += settings.keys // (2 if made.mask.type is Type.F32 else 4)
     if held + geometry.KERNEL_OVERHEAD_REGISTERS > (limit := MULTIPLYING_REGISTERS[settings.warpgroups]):
         raise IllegalMove(f"{name}: about {held} registers a thread for scores, mask, weights and sums, of {limit}")
+    if (settings.promote is None) is (pieces(made) == 2):
+        raise IllegalMove(f"{name}: sums of floats are promoted, and no others")
+    if settings.promote == SPLIT_KEYS // 2 and max(made.columns.extent, made.reduction.depth) > BLOCK:
+        raise IllegalMove(f"{name}: rows of more than {BLOCK} leave no registers for more promotions")
     if pieces(made) == 2 and (settings.keys != SPLIT_KEYS or settings.lag):
         raise IllegalMove(f"{name}: floats are taken {SPLIT_KEYS} keys at a time, with weights that do not exceed one")
 
