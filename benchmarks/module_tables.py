@@ -2,6 +2,10 @@
 
 The one idea: a folder holds the modules, the runs and `results.jsonl`, one line of `warpsmith bench` each; a command
 that is called again goes on there, and its table and its page are made of these lines alone.
+
+    python -m benchmarks.module_tables RESULTS.jsonl
+
+prints the table of any such lines.
 """
 
 from __future__ import annotations
@@ -101,3 +105,7 @@ def write_page(place: Path, rows: Sequence[Row], head: str, table: str, command:
         f"Raw lines: [{place.stem}.jsonl]({place.stem}.jsonl).\n\n"
         f"{table}\n\n## Environment and command\n\n- {machine}. {note}\n- `{command}`\n"
     )
+
+
+if __name__ == "__main__":
+    print("\n".join(markdown(COLUMNS, map(cells, read(Path(sys.argv[1]))))))
