@@ -346,13 +346,12 @@ template <class P, class... Spaces> WS_INLINE void reduce_columns(P nest, unsign
   visit_columns<0>(nest, at);
   if constexpr (ColumnTile<P>::kCtas > 1)
     if (!join_ctas(at, nest.results(ColumnVisit<0>()), arrived, partials...)) return;
+  constexpr int kVisits = P::kTiling.visits;
+  settle_columns<kVisits>(nest, at);  // stores of columns may use it too
   if constexpr (requires { nest.store_columns(at.column); })
     if (at.is_top()) nest.store_columns(at.column);
-  constexpr int kVisits = P::kTiling.visits;
-  if constexpr (requires { nest.load(ColumnVisit<kVisits>(), 0, at.column); }) {
-    settle_columns<kVisits>(nest, at);
+  if constexpr (requires { nest.load(ColumnVisit<kVisits>(), 0, at.column); })
     if (at.inside) store_rows<kVisits>(nest, at);
-  }
 }
 
 }  // namespace ws

@@ -310,6 +310,7 @@ _COLUMNS: Mapping[str, Make] = {
     "softmax": lambda _: column_softmax(37, 64),
     "softmax_ragged": lambda _: column_softmax(20, 19),
     "statistics": lambda _: batch_statistics(3, 32, 49, "before", channels_last=True),
+    "means": lambda _: batch_norm(40, 37, 1),
     "statistics_ragged": lambda _: batch_statistics(2, 37, 31, "before", channels_last=True),
     "two_norms": lambda _: two_norms(147, 32),
     "two_norms_ragged": lambda _: two_norms(62, 37),
