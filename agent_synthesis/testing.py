@@ -228,15 +228,15 @@ def column_sum(rows: int, columns: int, storage: Type = F32) -> Nest:
     ))  # fmt: skip
 
 
-def column_softmax(rows: int, columns: int) -> Nest:
-    """Softmax of each column of [rows, columns]."""
-    x = Load("x", at(k=columns, m=1), F32)
-    power = call("exp", call("sub", x, Reduced("top", F32)))
+def column_softmax(rows: int, columns: int, kind: Type = F32) -> Nest:
+    """Softmax of each column of [rows, columns], in the type that it is stored in."""
+    x = Load("x", at(k=columns, m=1), kind)
+    power = call("exp", call("sub", x, Reduced("top", kind), type_=kind), type_=kind)
     return verify(Nest(
         "column_softmax", (Axis("m", columns),), (Axis("k", rows),),
-        (Reduction("top", "max", x, F32), Reduction("total", "sum", power, F32)),
-        (Store("y", at(k=columns, m=1), call("div", power, Reduced("total", F32))),),
-        (BufferRef("x", F32, rows * columns), BufferRef("y", F32, rows * columns, True)),
+        (Reduction("top", "max", x, kind), Reduction("total", "sum", power, kind)),
+        (Store("y", at(k=columns, m=1), call("div", power, Reduced("total", kind), type_=kind)),),
+        (BufferRef("x", kind, rows * columns), BufferRef("y", kind, rows * columns, True)),
     ))  # fmt: skip
 
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from agent_synthesis.emit.cuda.columns.column_reduction import CudaColumnReduction
-from agent_synthesis.nests.ir import Axis, BufferRef, Load, Nest, Reduced, Reduction, Store
+from agent_synthesis.nests.ir import Axis, BufferRef, Load, Nest, Reduced, Reduction, Store, Type
 from agent_synthesis.nests.verifier import verify
 from agent_synthesis.schedule import Emission
 from agent_synthesis.testing import F32, at, batch_statistics, call, column_softmax, column_sum
@@ -73,6 +73,11 @@ def test_small_batch_norms_have_a_block_for_many_multiprocessors(images: int, ch
     schedule, nest = CudaColumnReduction(H200), batch_statistics(images, channels, places, channels_last=True)
     made = schedule.emit(nest, schedule.defaults(nest))
     assert min(launch.grid.x for launch in made.launches) >= 32
+
+
+@pytest.mark.parametrize("kind", [Type.F64, Type.F32])
+def test_single_columns_are_the_narrowest(kind: Type) -> None:
+    assert CudaColumnReduction(H200).defaults(column_softmax(17, 65, kind)).vector_width == 1
 
 
 def test_what_a_column_needs_is_computed_before_its_rows() -> None:

@@ -92,5 +92,9 @@ def test_what_an_archive_has_of_settings_is_read_again() -> None:
 @pytest.mark.parametrize("target", [task_pb2.TARGET_CUDA, task_pb2.TARGET_CPU])
 def test_every_setting_of_ours_is_explained(target: task_pb2.Target.ValueType) -> None:
     for schedule in registry.every_schedule(target):
-        assert schedule.settings.declared() or schedule.name in {registry.PIECES, *registry.BUNDLES}  # parts have
+        assert schedule.settings.declared() or schedule.name in {
+            registry.PIECES,
+            registry.APART,
+            *registry.BUNDLES,
+        }  # parts have
         assert all(each.doc and not each.doc.endswith(".") for each in schedule.settings.declared().values())

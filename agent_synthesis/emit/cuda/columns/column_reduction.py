@@ -137,12 +137,13 @@ class CudaColumnReduction(CudaSchedule):
 
         Batch norm of 392 rows of 256 columns takes 6.9 us by single columns, 9.1 by vectors of four.
         """
-        size = min(simple.buffer(load.buffer).type.size_bytes for load in memory_access.loads(simple))
+        sizes = (simple.buffer(load.buffer).type.size_bytes for load in memory_access.loads(simple))
+        size = min(sizes, default=SECTOR_BYTES)
         others = simple.row_count // axis.extent
         while others * -(-axis.extent // (width * lanes)) < self.hardware.sm_count:
             if lanes > _LEAST_LANES:
                 lanes //= 2
-            elif width * lanes * size > SECTOR_BYTES:
+            elif width > 1 and width * lanes * size > SECTOR_BYTES:
                 width //= 2
             else:
                 break
