@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 from agent_synthesis.nests.ir import AxisValue, Call, Expression, Literal, Load, Reduced
 
@@ -67,6 +68,21 @@ class Interner:
                 if isinstance(expression, Call):
                     pending.extend(expression.arguments)
         return found
+
+    def replaced(self, value: Expression, instead: Mapping[int, Expression]) -> Expression:
+        """The value with other parts in the place of those of these numbers."""
+        done: dict[int, Expression] = {}
+
+        def renew(part: Expression) -> Expression:
+            number = self.number(part)
+            if number not in done:
+                fresh = instead.get(number, part)
+                if fresh is part and isinstance(part, Call):
+                    fresh = replace(part, arguments=tuple(renew(argument) for argument in part.arguments))
+                done[number] = fresh
+            return done[number]
+
+        return renew(value)
 
     def uses(self, roots: Iterable[Expression]) -> Counter[int]:
         """How many times each distinct expression is used by the others and as a root."""

@@ -21,6 +21,7 @@ from agent_synthesis.nests.ir import (
     Index,
     Literal,
     Load,
+    Memory,
     Nest,
     Quotient,
     Remainder,
@@ -360,3 +361,16 @@ def _runs_through(index: Index, outer: str, inner: Axis) -> bool:
 def _substituted(nest: Nest, replacements: Mapping[str, Index], extents: Mapping[str, int]) -> Nest:
     """With axes replaced in every index; `extents` are those of the axes that remain."""
     return reindexed(nest, lambda index: index.substituted(replacements, extents), nest.parallel, nest.reduced)
+
+
+def buffers_below(values: Iterable[Expression]) -> set[str]:
+    """Names of what these values read."""
+    return {part.buffer for part in Interner().parts(values).values() if isinstance(part, Load | Memory)}
+
+
+def touching(nest: Nest, more: Sequence[Expression] = ()) -> Nest:
+    """The nest with no buffers but those that it and some values touch, written where it stores."""
+    written = {store.buffer for store in nest.stores}
+    used = written | buffers_below([*roots(nest), *more])
+    kept = [replace(buffer, written=buffer.name in written) for buffer in nest.buffers if buffer.name in used]
+    return replace(nest, buffers=tuple(kept))

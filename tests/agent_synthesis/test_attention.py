@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+from attention_forms import causal, grouped_causal, masked, some
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -90,21 +91,6 @@ def emitted(plan: Plan, parameters: Settings | None = None) -> Emission:
 
 
 # ---- of floats in wide rows: in parts
-
-
-def some(*shape: int) -> torch.Tensor:
-    """A mask of bools whose second row of each layer sees nothing."""
-    mask = torch.rand(*shape, generator=torch.Generator().manual_seed(6)) < 0.7
-    mask[..., 1, :] = False
-    return mask
-
-
-def causal(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    return attention(q, k, v, is_causal=True)
-
-
-def masked(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    return attention(q, k, v, mask)
 
 
 def grouped_masked(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
@@ -218,10 +204,6 @@ def of(
 
 def grouped(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     return attention(q, k, v, enable_gqa=True)
-
-
-def grouped_causal(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    return attention(q, k, v, enable_gqa=True, is_causal=True)
 
 
 def grouped_heads_last(

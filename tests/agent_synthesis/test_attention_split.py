@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
+from attention_forms import causal, grouped_causal, masked, some
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -35,25 +36,6 @@ def of(queries: int, keys: int, depth: int, columns: int = 0, *, heads: int = 3,
     return [torch.randn(2, *shape, generator=generator) for shape in shapes]
 
 
-def some(*shape: int) -> torch.Tensor:
-    """A mask of bools whose second row of each layer sees nothing."""
-    mask = torch.rand(*shape, generator=torch.Generator().manual_seed(6)) < 0.7
-    mask[..., 1, :] = False
-    return mask
-
-
-def causal(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    return attention(q, k, v, is_causal=True)
-
-
-def masked(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    return attention(q, k, v, mask)
-
-
-def grouped(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    return attention(q, k, v, enable_gqa=True, is_causal=True)
-
-
 def heads_last(x: torch.Tensor) -> torch.Tensor:
     q, k, v = (part.unflatten(-1, (4, 32)).transpose(1, 2) for part in x.chunk(3, -1))
     return attention(q, k, v).transpose(1, 2).flatten(2)
@@ -72,7 +54,7 @@ FORMS: dict[str, tuple[Function, list[torch.Tensor]]] = {
     "a mask of bools and wide rows": (masked, [*of(77, 66, 128), some(2, 1, 77, 66)]),
     "a mask of odd rows": (masked, [*of(77, 65, 64), some(2, 1, 77, 65)]),
     "a mask of floats": (masked, [*of(77, 66, 64), torch.zeros(77, 66).masked_fill(~some(77, 66), -torch.inf)]),
-    "shared heads": (grouped, of(77, 66, 64, group=3)),
+    "shared heads": (grouped_causal, of(77, 66, 64, group=3)),
     "heads last": (heads_last, [torch.randn(2, 77, 384)]),
     "an end": (lambda q, k, v, r: F.gelu(attention(q, k, v)) + r, [*of(77, 66, 64), torch.randn(77, 64)]),
 }  # fmt: skip

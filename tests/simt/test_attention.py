@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
+from attention_forms import causal, grouped_causal, masked, some
 from simulated import draw
 from tensor_cores import program_with_tensor_cores
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -39,25 +40,6 @@ def of(
     return [torch.randn(1, *shape, generator=generator) for shape in shapes]
 
 
-def some(*shape: int) -> torch.Tensor:
-    """A mask of bools whose second row sees nothing."""
-    mask = torch.rand(*shape, generator=torch.Generator().manual_seed(6)) < 0.7
-    mask[..., 1, :] = False
-    return mask
-
-
-def causal(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    return attention(q, k, v, is_causal=True)
-
-
-def masked(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    return attention(q, k, v, mask)
-
-
-def grouped(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    return attention(q, k, v, enable_gqa=True, is_causal=True)
-
-
 def heads_last(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     q, k, v = (each.unflatten(-1, (2, 32)).transpose(1, 2) for each in (q, k, v))
     return attention(q, k, v, scale=0.5).transpose(1, 2).flatten(2)
@@ -84,7 +66,7 @@ CASES: dict[str, tuple[Function, list[torch.Tensor], dict[str, int | str]]] = {
     "a mask of bools": (masked, [*of(66, 70, 64), some(66, 70)], {}),
     "a mask of bools and wide rows": (masked, [*of(66, 70, 96), some(66, 70)], {}),
     "a mask of floats": (masked, [*of(66, 70, 64), 3 * torch.randn(66, 70)], {}),
-    "shared heads": (grouped, of(100, 130, 32, heads=2, key_heads=1), {}),
+    "shared heads": (grouped_causal, of(100, 130, 32, heads=2, key_heads=1), {}),
     "heads last": (heads_last, [each.squeeze(1) for each in of(66, 70, 64)], {}),
     "16 bits": (attention, [each.bfloat16() for each in of(130, 140, 64)], {"keys": 64}),
 }

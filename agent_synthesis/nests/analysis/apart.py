@@ -6,18 +6,14 @@ The second nest reduces nothing, so whatever moves elements well may take it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from agent_synthesis.nests import iteration_space, memory_access, passes
 from agent_synthesis.nests.interner import Interner
 from agent_synthesis.nests.ir import (
     BufferRef,
-    Call,
-    Expression,
     Index,
     Load,
-    Memory,
     Nest,
     Reduced,
     Store,
@@ -64,34 +60,10 @@ def apart(nest: Nest) -> Apart | None:
         parallel=simple.parallel + simple.reduced,
         reduced=(),
         reductions=(),
-        stores=tuple(replace(store, value=_renewed(store.value, known, interner)) for store in stored),
+        stores=tuple(replace(store, value=interner.replaced(store.value, known)) for store in stored),
         buffers=buffers,
     )
     written = {store.buffer for store in once}
     if any(load.buffer in written for load in memory_access.loads(storing)):
         return None
-    return Apart(_with_own_buffers(reducing), _with_own_buffers(storing), kept)
-
-
-def _renewed(expression: Expression, known: Mapping[int, Expression], interner: Interner) -> Expression:
-    """With parts in the place of those that are known by number."""
-    found: dict[int, Expression] = {}
-
-    def renew(part: Expression) -> Expression:
-        number = interner.number(part)
-        if number not in found:
-            fresh = known.get(number, part)
-            if fresh is part and isinstance(part, Call):
-                fresh = replace(part, arguments=tuple(map(renew, part.arguments)))
-            found[number] = fresh
-        return found[number]
-
-    return renew(expression)
-
-
-def _with_own_buffers(nest: Nest) -> Nest:
-    """With the buffers that it touches alone, and those written that it writes."""
-    written = {store.buffer for store in nest.stores}
-    parts = Interner().parts(iteration_space.roots(nest)).values()
-    used = written | {part.buffer for part in parts if isinstance(part, Load | Memory)}
-    return replace(nest, buffers=tuple(replace(b, written=b.name in written) for b in nest.buffers if b.name in used))
+    return Apart(iteration_space.touching(reducing), iteration_space.touching(storing), kept)

@@ -6,7 +6,7 @@ stored of a nest is the product's own, or one of each column, or pointwise of th
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from agent_synthesis.nests import iteration_space, passes
@@ -20,7 +20,6 @@ from agent_synthesis.nests.ir import (
     Expression,
     Index,
     Load,
-    Memory,
     Nest,
     Reduced,
     Reduction,
@@ -70,8 +69,8 @@ def normalized_product(nest: Nest) -> NormalizedProduct | None:
         interner.number(value): Load(values.buffer, values.index, Type.F32),
         interner.number(_at_first(value, nest)): Load(values.buffer, _first(values.index, nest), Type.F32),
     }
-    late = [replace(store, value=_replaced(store.value, instead, interner)) for store in late]
-    origin = _replaced(origin, instead, interner)
+    late = [replace(store, value=interner.replaced(store.value, instead)) for store in late]
+    origin = interner.replaced(origin, instead)
     once = [store for store in late if not nest.is_element_store(store)]
     finals = [store for store in late if nest.is_element_store(store)]
     parts = []
@@ -79,7 +78,7 @@ def normalized_product(nest: Nest) -> NormalizedProduct | None:
         parts.append(Store(f"{nest.name}_part{number}", _row_major(nest.parallel), part))
         spaces.append(BufferRef(parts[-1].buffer, part.type, nest.row_count, written=True))
         instead[interner.number(part)] = Load(parts[-1].buffer, parts[-1].index, part.type)
-    finals = [replace(store, value=_replaced(store.value, instead, interner)) for store in finals]
+    finals = [replace(store, value=interner.replaced(store.value, instead)) for store in finals]
     products = {f"%{reduction.name}" for reduction in nest.reductions if isinstance(reduction, Multiplied)}
     of_columns = set[str]().union(*(interner.needs(e) for e in (origin, *(s.value for s in (*once, *parts)))))
     of_elements = set[str]().union(*(interner.needs(store.value) for store in finals))
@@ -100,8 +99,10 @@ def normalized_product(nest: Nest) -> NormalizedProduct | None:
         product=product,
         moments=moments,
         origin=origin,
-        columns=_touching(replace(rest, stores=(*once, *parts)), [origin]),
-        normalized=_touching(replace(rest, name=f"{nest.name}_normalized", parallel=points, stores=tuple(finals))),
+        columns=iteration_space.touching(replace(rest, stores=(*once, *parts)), [origin]),
+        normalized=iteration_space.touching(
+            replace(rest, name=f"{nest.name}_normalized", parallel=points, stores=tuple(finals))
+        ),
         spaces=tuple(spaces),
     )
 
@@ -147,20 +148,16 @@ def _reads_what_others_write(nest: Nest) -> bool:
     """Whether a buffer is read and written, but for what a column's own stores read and write."""
     once = [store for store in nest.stores if not nest.is_element_store(store)]
     others = [r.value for r in nest.reductions] + [s.value for s in nest.stores if nest.is_element_store(s)]
-    read = _buffers_below(others)
+    read = iteration_space.buffers_below(others)
     if read & {store.buffer for store in nest.stores} or not iteration_space.is_safe_in_place(nest):
         return True
     written = {store.buffer for store in nest.stores if nest.is_element_store(store)}
-    return bool(_buffers_below(store.value for store in once) & written)
-
-
-def _buffers_below(values: Iterable[Expression]) -> set[str]:
-    return {part.buffer for part in Interner().parts(values).values() if isinstance(part, Load | Memory)}
+    return bool(iteration_space.buffers_below(store.value for store in once) & written)
 
 
 def _stored_values(nest: Nest, early: Sequence[Store], value: Expression, interner: Interner) -> tuple[Store, Type]:
     """The store of the values that the norm is of, in 16 bits where all are, perhaps the nest's own."""
-    factors = _buffers_below(r.value for r in nest.reductions if isinstance(r, Multiplied))
+    factors = iteration_space.buffers_below(r.value for r in nest.reductions if isinstance(r, Multiplied))
     operands = {nest.buffer(name).type for name in factors}
     stored = {nest.buffer(store.buffer).type for store in nest.stores if nest.is_element_store(store)}
     type_ = operands.pop() if operands == stored and len(operands) == 1 else Type.F32
@@ -193,27 +190,3 @@ def _at_first(value: Expression, nest: Nest) -> Expression:
         case Call(_, arguments, _):
             return replace(value, arguments=tuple(_at_first(argument, nest) for argument in arguments))
     return value
-
-
-def _replaced(value: Expression, instead: Mapping[int, Expression], interner: Interner) -> Expression:
-    """The value with equal parts replaced."""
-    done: dict[int, Expression] = {}
-
-    def renew(part: Expression) -> Expression:
-        number = interner.number(part)
-        if number not in done:
-            fresh = instead.get(number, part)
-            if fresh is part and isinstance(part, Call):
-                fresh = replace(part, arguments=tuple(renew(argument) for argument in part.arguments))
-            done[number] = fresh
-        return done[number]
-
-    return renew(value)
-
-
-def _touching(nest: Nest, more: Sequence[Expression] = ()) -> Nest:
-    """The nest with no buffers but those that it and some values touch, written where it stores."""
-    written = {store.buffer for store in nest.stores}
-    used = written | _buffers_below([*iteration_space.roots(nest), *more])
-    kept = [replace(buffer, written=buffer.name in written) for buffer in nest.buffers if buffer.name in used]
-    return replace(nest, buffers=tuple(kept))
