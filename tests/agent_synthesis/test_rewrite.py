@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import random
 from collections.abc import Callable
 from typing import Any
@@ -104,6 +105,21 @@ def _written_out(_: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> A
     return torch.softmax((q @ k.mT) / 3, -1) @ v
 
 
+def _written_out_under(mask: Callable[[torch.Tensor], torch.Tensor]) -> Callable[..., Any]:
+    """Attention as models write it, with dropout of nothing; `mask`: what it makes of scores."""
+
+    def attended(_: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Any:
+        weights = mask((q @ k.mT) * 0.3).softmax(-1)
+        return nn.functional.dropout(weights, 0.0, True) @ v
+
+    return attended
+
+
+def _later(scores: torch.Tensor) -> torch.Tensor:
+    """Bools: which keys come after a query."""
+    return torch.ones(scores.shape[-2:]).triu(1) == 1
+
+
 def _with_weights_never_read(_: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Any:
     weights = torch.softmax(torch.bmm(q * 0.3, k.transpose(1, 2)), -1)
     weights.view(2, 1, 5, 7).mean(1)
@@ -153,6 +169,16 @@ HOLDS: list[tuple[str, Callable[..., Any], tuple[torch.Tensor, ...]]] = [
         "whole_attention",
         _with_weights_never_read,
         (MASKED[:, 0, :5].clone(), MASKED[:, 1].clone(), MASKED[:, 2].clone()),
+    ),
+    *(
+        ("whole_attention", _written_out_under(mask), (MASKED[:, :, :5].clone(), MASKED, MASKED + 1))
+        for mask in (
+            lambda scores: scores.masked_fill(_later(scores), -math.inf),
+            lambda scores: torch.where(_later(scores), -math.inf, scores),
+            lambda scores: torch.where(~_later(scores)[None, None], scores, -math.inf),
+            lambda scores: scores + torch.arange(7.0).neg()[None],
+            lambda scores: torch.arange(5.0)[:, None].expand(5, 7) + scores,
+        )
     ),
     ("constant_mask", functools.partial(_attended, _triangle), (MASKED,)),
     ("constant_mask", functools.partial(_attended, lambda x: _hidden(x, 7).expand(2, 1, 5, 7)), (MASKED,)),
@@ -297,6 +323,22 @@ REFUSED: list[tuple[str, Callable[..., Any], tuple[torch.Tensor, ...]]] = [
     ("weights are an output", lambda _, x: (made := torch.softmax(x @ x.mT, -1), made @ x), (MASKED,)),
     ("weights are read", lambda _, x: (made := torch.softmax(x @ x.mT, -1)) @ x + made.sum(-1, True), (MASKED,)),
     ("a scale below zero", lambda _, x: torch.softmax((x @ x.mT) * -2, -1) @ x, (MASKED,)),
+    (
+        "hidden scores are finite",
+        _written_out_under(lambda scores: scores.masked_fill(_later(scores), -1e9)),
+        (MASKED[:, :, :5].clone(), MASKED, MASKED),
+    ),
+    ("scores are added to themselves", _written_out_under(lambda scores: scores + scores), (MASKED,) * 3),
+    (
+        "a mask makes more of scores",
+        _written_out_under(lambda scores: scores[:, :1] + torch.ones(2, 3, 7, 7)),
+        (MASKED,) * 3,
+    ),
+    (
+        "what is added is scaled",
+        _written_out_under(lambda scores: torch.add(scores, torch.ones(1, 7), alpha=2)),
+        (MASKED,) * 3,
+    ),
     ("a softmax of columns", lambda _, x: torch.softmax(x @ x.mT, -2) @ x, (MASKED,)),
     ("keys of all heads", lambda _, x: torch.softmax(x @ x[:, :1].mT, -1) @ x, (MASKED,)),
     ("a mask of the input", functools.partial(_attended, lambda x: x[0, 0, :5, :7].isfinite()), (MASKED,)),
