@@ -34,6 +34,7 @@ from warpsmith.v1 import task_pb2, timing_pb2
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
 WORKS = RESULTS / "baseline_floors.jsonl"
+QUANTISED = Path(__file__).parents[1] / "products" / "quantised"
 _STEP = "+gradients"
 _OURS = frozenset({"candidate", "rewritten", "aa_copy"})
 _HALF_PEAK, _SPLIT = 989e12, 3  # as in `gpu_bench.device`: by data sheet, and for fp32 by three products
@@ -123,7 +124,7 @@ def capture_all(kernelbench: Path) -> list[str]:
     sources = [file.read_text() for level in levels for file in sorted((kernelbench / level).glob("*.py"))]
     sources += [level1.changed(source) for source in sources]
     sources += [*products.SIXTEEN_BIT.values(), *products.TF32.values(), *hopper_rows.modules().values()]
-    sources += [file.read_text() for file in sorted(pieces.MODULES.glob("*.py"))]
+    sources += [file.read_text() for folder in (pieces.MODULES, QUANTISED) for file in sorted(folder.glob("*.py"))]
     by_digest = {digest(source.encode()): source for source in sources}
     wanted = {key_of(row): (row["file"], "tf32" in row["labels"]) for row in rows() if row.get("arms_ns")}
     known = {json.loads(line)["source"]: line for line in WORKS.read_text().splitlines()}
