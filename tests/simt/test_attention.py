@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from statistics import geometric_mean
 
 import pytest
 import torch
@@ -123,11 +124,21 @@ def test_attention_is_no_less_accurate_than_floats_and_no_access_is_stray(
 ) -> None:
     if name not in executions:
         pytest.skip("its order is that of other cases")
+    assert not executions[name][1].findings
+    assert ratio(name, executions) <= 1.25
+
+
+def ratio(name: str, executions: dict[str, tuple[Made, Execution]]) -> float:
+    """Its error over that of PyTorch on this processor. Of one head of 66 rows, draws of the same case lie
+    between 0.89 and 1.1, so a case alone allows what a wrong order of sums does not reach; all together, nothing."""
     (function, args, _), (each, execution) = CASES[name], executions[name]
-    assert not execution.findings
     theirs = function(*args)
     truth = function(*(arg.double() if arg.is_floating_point() else arg for arg in args))
-    assert error(values(each, execution, theirs), truth) <= 1.02 * error(theirs, truth)
+    return error(values(each, execution, theirs), truth) / error(theirs, truth)
+
+
+def test_over_all_cases_its_error_is_less_than_that_of_floats(executions: dict[str, tuple[Made, Execution]]) -> None:
+    assert geometric_mean([ratio(name, executions) for name in CASES if name in executions]) < 0.95
 
 
 def _with(at: int, value: float, *rest: float) -> list[torch.Tensor]:
