@@ -3,7 +3,7 @@
 //
 //   Offset                       int, or int64 where a buffer needs it
 //   kTiling, Outer               sizes, see below
-//   Loads                        List of the vectors that are loaded
+//   Loads                        List of the vectors that are loaded, of any width
 //   load(VectorLoad<k>, at, j)   the k-th of them, from element j of the innermost axis on
 //   compute(at, j, …)            gets the loaded vectors in order, loads what does not lie together, and stores
 //
@@ -32,7 +32,7 @@ template <class W> struct Pointwise {
   const W& computation;
   const unsigned block;
   Offset number = static_cast<Offset>(kTiling.by_rows ? block % kRowBlocks : block) * kOfBlock + threadIdx.x;
-  held_of_each<kTiling.items * kTiling.vector_width, Loads> held;
+  items_of_each<kTiling.items, Loads> held;
 
   // Leaves `held` as it is: a brace initialiser would clear it.
   WS_INLINE Pointwise(const W& given, unsigned own) : computation(given), block(own) {}

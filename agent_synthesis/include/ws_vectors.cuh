@@ -39,4 +39,11 @@ template <int kElements, class... Vectors> struct HeldOfEach<kElements, List<Vec
 };
 template <int kElements, class Vectors> using held_of_each = typename HeldOfEach<kElements, Vectors>::Type;
 
+// kItems vectors of each tensor, whatever their widths.
+template <int kItems, class Vectors> struct ItemsOfEach;
+template <int kItems, class... Vectors> struct ItemsOfEach<kItems, List<Vectors...>> {
+  using Type = List<Held<Vectors, kItems>...>;
+};
+template <int kItems, class Vectors> using items_of_each = typename ItemsOfEach<kItems, Vectors>::Type;
+
 }  // namespace ws

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
@@ -136,7 +137,7 @@ def canonical(nest: Nest) -> Nest:
     if len(simple.reduced) <= 1:
         return simple
     flat = Axis(simple.reduced[-1].name, simple.column_count)
-    singles, extents = _split(simple.reduced, flat)
+    singles, extents = split(simple.reduced, flat)
     extents.update({axis.name: axis.extent for axis in simple.parallel})
     return reindexed(simple, lambda index: recombined(index.substituted(singles, extents)), simple.parallel, [flat])
 
@@ -164,7 +165,7 @@ def recombined(index: Index) -> Index:
     return index
 
 
-def _split(axes: Sequence[Axis], flat: Axis) -> tuple[dict[str, Index], dict[str, int]]:
+def split(axes: Sequence[Axis], flat: Axis) -> tuple[dict[str, Index], dict[str, int]]:
     """Each axis as a part of their row-major number, and the extents to simplify with."""
     extents = {flat.name: flat.extent}
     parts = {}
@@ -244,10 +245,12 @@ def _merged_axis(nest: Nest) -> tuple[Axis, int] | None:
 
 
 def is_safe_in_place(nest: Nest) -> bool:
-    """Whether every buffer both read and written is read only at the very place that is written."""
-    written = {store.buffer: store.index for store in nest.stores}
+    """Whether every buffer both read and written is read only at the one place that is written."""
+    written: dict[str, set[Index]] = defaultdict(set)
+    for store in nest.stores:
+        written[store.buffer].add(store.index)
     loads = [part for part in Interner().parts(roots(nest)).values() if isinstance(part, Load)]
-    return all(written.get(load.buffer, load.index) == load.index for load in loads)
+    return all(written[load.buffer] == {load.index} for load in loads if load.buffer in written)
 
 
 def reads_what_it_writes(nest: Nest) -> bool:

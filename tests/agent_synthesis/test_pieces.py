@@ -83,12 +83,24 @@ def cat(*tensors: torch.Tensor, dim: int = 1) -> torch.Tensor:
     return torch.cat(tensors, dim)
 
 
+def rotated(x: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> torch.Tensor:
+    """A rotary embedding, whose halves read the same."""
+    first, second = x.chunk(2, -1)
+    return x * cosine + cat(-second, first, dim=-1) * sine
+
+
 PIECEWISE: dict[str, tuple[nn.Module, list[Sequence[int]], list[int]]] = {
     "activated": (Made(lambda *x: torch.relu(cat(*x))), [LARGE, LARGE, (8, 16, 64, 64)], [32, 32, 16]),
     "along the batch": (Made(lambda *x: cat(*x, dim=0).exp()), [LARGE, (3, 32, 64, 64)], [8, 3]),
     "normed in training": (Made(lambda n, *x: n(cat(*x)), nn.BatchNorm2d(48)), [LARGE, (8, 16, 64, 64)], [32, 16]),
     "summed over pixels": (Made(lambda *x: cat(*x).square().sum((2, 3))), [LARGE, (8, 35, 64, 64)], [32, 35]),
-    "part by part": (Made(lambda *x: cat(x[0].relu(), x[1] * 2, x[0])), [LARGE, LARGE], [32, 32, 32]),
+    "part by part": (Made(lambda *x: cat(x[0].relu(), x[1] * 2, x[2])), [LARGE] * 3, [32, 32, 32]),
+    "two of which read the same": (Made(lambda *x: cat(x[0].relu(), x[1] * 2, x[0])), [LARGE, LARGE], [32, 32]),
+    "halves turned against each other": (Made(rotated), [(8, 16, 64, 64), (64, 64), (64, 64)], [32]),
+    "short halves turned against each other": (Made(rotated), [(2, 8, 16, 32), (16, 32), (16, 32)], [16]),
+    "halves that each read most of the other": (
+        Made(lambda a, b, y: cat(a * b * y, b.tanh() * y, dim=-1)), [(64, 256)] * 3, [256],
+    ),
     "turned": (
         Made(lambda *x: cat(*x).contiguous(memory_format=torch.channels_last)), [LARGE, LARGE], [32, 32],
     ),
@@ -118,6 +130,10 @@ def test_a_large_concatenation_is_a_kernel_for_each_part(name: str, compile_cuda
 
 WHOLE: dict[str, tuple[nn.Module, list[Sequence[int]]]] = {
     "small": (Made(lambda *x: torch.relu(cat(*x))), [(2, 4, 8, 8), (2, 4, 8, 8)]),
+    "small, and of parts that read little of each other": (
+        Made(lambda x, y, z: cat(x * z, y * z)),
+        [(2, 4, 8, 8), (2, 4, 8, 8), (1, 4, 8, 8)],
+    ),
     "of many parts": (Made(lambda *x: torch.relu(cat(*x))), [(8, 16, 64, 64)] * 9),
     "along what is reduced": (Made(lambda *x: cat(*x, dim=-1).softmax(-1)), [(4096, 512), (4096, 512)]),
     "padded on both sides": (Made(lambda x: nn.functional.pad(x, (1, 1, 1, 1)).relu()), [(8, 32, 128, 128)]),

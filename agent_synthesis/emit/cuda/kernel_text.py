@@ -103,17 +103,17 @@ class KernelText:
         """Whether rows differ in what they load."""
         return bool(load.index.axes() & self._rows)
 
-    def vector_type(self, type_: Type) -> str:
-        """A vector of stored elements."""
-        return f"ws::Pack<{self.function.dialect.storage[type_]}, {self.vector_width}>"
+    def vector_type(self, type_: Type, count: int = 0) -> str:
+        """A vector of stored elements; `count`: of how many, if not the vector's width."""
+        return f"ws::Pack<{self.function.dialect.storage[type_]}, {count or self.vector_width}>"
 
-    def vector_load(self, load: Load, begin: str) -> str:
-        """The vector that begins at element `begin` of the axis."""
+    def vector_load(self, load: Load, begin: str, count: int = 0) -> str:
+        """The vector that begins at element `begin` of the axis; `count`: of how many elements, likewise."""
         reuse = self.reuse_of(load)
         address = self.address(load.buffer, load, begin)
         if self._skew is not None:
             return f"ws::load_inside<{self.vector_width}, {reuse}, kColumns>({address}, {begin})"
-        return f"ws::load<{self.vector_width}, {reuse}>({address})"
+        return f"ws::load<{count or self.vector_width}, {reuse}>({address})"
 
     def reuse_of(self, load: Load) -> str:
         """How a load treats the caches."""
@@ -127,9 +127,9 @@ class KernelText:
         # One sum, so that vectors a constant apart share one address: 0 instead of 16 spilled bytes at 4096x16384.
         return f"{self.function.buffers[buffer]} + {f'({index})' if ' + ' in index else index}"
 
-    def element(self, buffer: str, vector: str) -> str:
-        """One element of a vector loaded from a buffer, widened."""
-        text = f"{vector}[{self.lane}]"
+    def element(self, buffer: str, vector: str, place: str = "") -> str:
+        """One element of a vector loaded from a buffer, widened; `place`: another than the element's own."""
+        text = f"{vector}[{place or self.lane}]"
         return f"ws::widen({text})" if self.storage(buffer).is_widened else text
 
     def access_of(self, access: Load | Store) -> memory_access.Access:
@@ -193,7 +193,7 @@ class KernelText:
             if text is not None:
                 inner.define(load, self.element(load.buffer, text))
             elif how == "vector":
-                name = self.function.names.take(f"{self.function.buffers[load.buffer]}_pack")
+                name = self.pack(load)
                 kind = self.vector_type(self.storage(load.buffer))
                 scope.line(f"const {kind} {name} = {self.vector_load(load, begin)};")
                 inner.define(load, self.element(load.buffer, name))
@@ -235,7 +235,7 @@ class KernelText:
         """Has `inner` know the elements of lookups, whose vectors are held or are loaded in `scope`."""
         vectors = [(lookup, text) for lookup, text in held if isinstance(lookup, Lookup)]
         for lookup in self.wide_lookups(roots, [*settled, *(lookup.call for lookup, _ in vectors)]):
-            vectors.append((lookup, self.function.names.take(f"{self.function.buffers[lookup.buffer]}_pack")))
+            vectors.append((lookup, self.pack(lookup)))
             kind = self.vector_type(self.storage(lookup.buffer))
             scope.line(f"const {kind} {vectors[-1][1]} = {self.vector_lookup(scope, lookup, begin)};")
         for lookup, vector in vectors:
@@ -257,28 +257,29 @@ class KernelText:
         settled: Sequence[tuple[Expression, str]] = (),
     ) -> None:
         """Stores of every element of the vector at `begin`; `define` may make values known to the element's scope."""
-        wide: dict[str, str] = {}
-        for store in stores:
-            if self.access_of(store) == "vector":
-                wide[store.buffer] = self.function.names.take(f"{self.function.buffers[store.buffer]}_pack")
-                scope.line(f"{self.vector_type(self.storage(store.buffer))} {wide[store.buffer]};")
+        wide = [(store, self.pack(store)) for store in stores if self.access_of(store) == "vector"]
+        for store, name in wide:
+            scope.line(f"{self.vector_type(self.storage(store.buffer))} {name};")
+        places = {id(store): f"{name}[{self.lane}]" for store, name in wide}
 
         def body(inner: Scope) -> None:
             define(inner)
             for store in stores:
-                place = wide.get(store.buffer)
-                inner.store(store, place and f"{place}[{self.lane}]")
+                inner.store(store, places.get(id(store)))
 
         values = [store.value for store in stores]
         self.elements(scope, values, body, begin=begin, held=held, settled=settled)
         function = "ws::store_streaming" if self.streaming else "ws::store"
-        for store in stores:
-            if store.buffer in wide:
-                place = self.address(store.buffer, store, begin or self.begin)
-                if self._skew is not None:
-                    scope.line(f"{function}_inside<kColumns>({place}, {wide[store.buffer]}, {begin or self.begin});")
-                else:
-                    scope.line(f"{function}({place}, {wide[store.buffer]});")
+        for store, name in wide:
+            place = self.address(store.buffer, store, begin or self.begin)
+            if self._skew is not None:
+                scope.line(f"{function}_inside<kColumns>({place}, {name}, {begin or self.begin});")
+            else:
+                scope.line(f"{function}({place}, {name});")
+
+    def pack(self, access: Load | Lookup | Store) -> str:
+        """A name for a vector of what is accessed."""
+        return self.function.names.take(f"{self.function.buffers[access.buffer]}_pack")
 
 
 def wrapped(arguments: Sequence[str]) -> list[str]:

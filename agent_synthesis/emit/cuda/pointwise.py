@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from agent_synthesis.emit import function_text
 from agent_synthesis.emit.cuda import generated_struct, geometry, kernel_text
@@ -16,7 +17,8 @@ from agent_synthesis.emit.cuda.schedule import DEPENDENT_LAUNCH, CudaSchedule
 from agent_synthesis.emit.cuda.transposes import transpose
 from agent_synthesis.nests import iteration_space, memory_access
 from agent_synthesis.nests.analysis import costly_parts
-from agent_synthesis.nests.ir import Axis, Nest
+from agent_synthesis.nests.analysis.neighbours import Neighbours, neighbours, with_pairs_merged
+from agent_synthesis.nests.ir import Axis, Expression, Index, Load, Nest
 from agent_synthesis.schedule import Emission, Footprint
 from agent_synthesis.settings import Exp, Loads, Settings, Stores, setting
 from warpsmith.errors import IllegalMove
@@ -132,7 +134,7 @@ def _held_registers(simple: Nest, axis: Axis, settings: PointwiseSettings) -> in
 
 def _canonical(nest: Nest) -> tuple[Nest, Axis]:
     """The nest with all axes parallel, and its innermost axis."""
-    simple = iteration_space.all_parallel(iteration_space.canonical(nest))
+    simple = with_pairs_merged(iteration_space.all_parallel(iteration_space.canonical(nest)))
     return simple, simple.parallel[-1]
 
 
@@ -155,16 +157,15 @@ def _blocks(nest: Nest, settings: PointwiseSettings) -> int:
 def _text(nest: Nest, axis: Axis, settings: PointwiseSettings) -> tuple[str, list[str], kernel_text.KernelText]:
     """The struct: its name, its lines, and what wrote them."""
     width = settings.vector_width
+    skew = memory_access.skew(nest, axis, width)
     text = kernel_text.KernelText(
         nest, axis.name, width, settings.loads, settings.stores, kernel_text.dialect_of(settings.exp),
-        skew=memory_access.skew(nest, axis, width), reserved=_MEMBERS,
+        skew=skew, reserved=_MEMBERS,
     )  # fmt: skip
-    function, names, offset = text.function, text.function.names, text.offset
+    function, offset = text.function, text.offset
     outer = [each for each in nest.parallel if each.name != axis.name]
     places = [function.axes[each.name] for each in outer]
-    wide = [load for load in text.varying_loads(s.value for s in nest.stores) if text.access_of(load) == "vector"]
-    kinds = [text.vector_type(text.storage(load.buffer)) for load in wide]
-    held = [(load, names.take(f"{function.buffers[load.buffer]}_pack")) for load in wide]
+    reads = _Reads(text, is_aligned=skew is None)
     arguments = f"const {offset} (&at)[{max(1, len(outer))}], {offset} {text.begin}"
     located = generated_struct.located(places, "at")
     lines = ["", f"  using Offset = {offset};"]
@@ -175,14 +176,54 @@ def _text(nest: Nest, axis: Axis, settings: PointwiseSettings) -> tuple[str, lis
     if nest.row_count % width:
         lines.append(f"  static constexpr int kColumns = {nest.row_count};  // the last vector hangs over")
     lines.append(f"  using Outer = ws::Axes<{', '.join(str(each.extent) for each in outer) or 1}>;")
-    lines += [f"  using Loads = ws::List<{', '.join(kinds)}>;", ""]
-    for k, (load, kind) in enumerate(zip(wide, kinds, strict=True)):
-        head = f"{kind} load(ws::VectorLoad<{k}>, {arguments}) const"
-        lines += generated_struct.function(head, [*located, f"    return {text.vector_load(load, text.begin)};"])
+    lines += [f"  using Loads = ws::List<{', '.join(vector.kind for vector in reads.vectors)}>;", ""]
+    for k, vector in enumerate(reads.vectors):
+        head = f"{vector.kind} load(ws::VectorLoad<{k}>, {arguments}) const"
+        lines += generated_struct.function(head, [*located, f"    return {vector.text};"])
     inner = generated_struct.body(text, [each.name for each in outer])
-    text.stores(inner, nest.stores, held=held)
-    given = [f"const {kind}& {name}" for kind, (_, name) in zip(kinds, held, strict=True)]
+    text.stores(inner, nest.stores, settled=reads.elements)
+    given = [f"const {vector.kind}& {vector.name}" for vector in reads.vectors]
     head = f"void compute({', '.join([arguments, *given])}) const"
     lines += generated_struct.function(head, [*located, *inner.lines])
     name = f"{text.entry}_pointwise"
     return name, generated_struct.struct(name, text, lines), text
+
+
+class _Vector(NamedTuple):
+    """A vector that is loaded: its type, its name, and what loads it."""
+
+    kind: str
+    name: str
+    text: str
+
+
+class _Reads:
+    """The vectors that loads need, each once, and the text of each load's element."""
+
+    def __init__(self, text: kernel_text.KernelText, *, is_aligned: bool) -> None:
+        self._text, self._is_aligned = text, is_aligned
+        self.vectors: list[_Vector] = []
+        self.elements: list[tuple[Expression, str]] = []
+        known: dict[tuple[str, Neighbours], str] = {}
+        for load in text.varying_loads(store.value for store in text.nest.stores):
+            found = self._among(load)
+            if found is None:
+                continue
+            all_of_them = (load.buffer, replace(found, place=Index()))
+            if all_of_them not in known:
+                known[all_of_them] = text.pack(load)
+                kind = text.vector_type(text.storage(load.buffer), found.count)
+                first = text.vector_load(replace(load, index=found.index), text.begin, found.count)
+                self.vectors.append(_Vector(kind, known[all_of_them], first))
+            place = text.function.index(found.place, {text.axis: text.lane})
+            self.elements.append((load, text.element(load.buffer, known[all_of_them], place)))
+
+    def _among(self, load: Load) -> Neighbours | None:
+        """What a vector's elements are among, if one access has them all."""
+        text, how = self._text, self._text.access_of(load)
+        if how == "vector":
+            return Neighbours(load.index, text.vector_width, Index.axis(text.axis))
+        if how == "same" or not self._is_aligned:
+            return None
+        nest = text.nest
+        return neighbours(load.index, nest.buffer(load.buffer), text.axis, text.vector_width, nest.extents)

@@ -1,12 +1,14 @@
 """A nest taken apart along an axis by which it chooses among tensors: the parts of a concatenation.
 
 The one idea: inside a stretch of the axis the choice is made and no place hangs over an end, so what was looked up at a
-place worked out for each element lies where an index says, and each part is a nest like any other.
+place worked out for each element lies where an index says, and each part is a nest like any other. Parts that read the
+same, as the halves of a rotary embedding do, are one nest, so that memory is read once.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
@@ -38,20 +40,49 @@ _LEAST_RUN_BYTES = 128
 
 @remembered
 def pieces(nest: Nest) -> Sequence[Nest]:
-    """The parts in order, which store all that the nest stores; none where it has one, too many, one that is small, or
-    one that looks up as much as it does, or reads nothing."""
+    """The parts, which store all that the nest stores; none where it has one, too many, one that is small, or one that
+    looks up as much as it does, or reads nothing."""
     axis, cuts = _cuts(nest)
     if axis is None or len(cuts) >= MOST_PIECES or not all(axis.name in store.index.axes() for store in nest.stores):
         return ()
-    stretches = list(itertools.pairwise([0, *cuts, axis.extent]))
+    found = [_Piece(nest, axis, *ends).nest(k) for k, ends in enumerate(itertools.pairwise([0, *cuts, axis.extent]))]
+    looked_up = _look_ups(nest)
+    if not all(_look_ups(piece) < looked_up and _reads(piece) for piece in found):
+        return ()
+    if not nest.reductions:
+        found = _joined(found)
     stores = [store for store in nest.stores if nest.is_element_store(store) or not nest.reductions]
     along = [nest.buffer(s.buffer).type.size_bytes for s in stores if s.index.coefficient(axis.name) == 1]
     least = max([axis.extent / _LEAST_SHARE, *(_LEAST_RUN_BYTES / size for size in along)])
-    if min(end - begin for begin, end in stretches) < least:
-        return ()
-    found = [_Piece(nest, axis, *stretch).nest(number) for number, stretch in enumerate(stretches)]
-    looked_up = _look_ups(nest)
-    return found if all(_look_ups(piece) < looked_up and _reads(piece) for piece in found) else ()
+    return () if len(found) > 1 and min(piece.extents[axis.name] for piece in found) < least else found
+
+
+def _joined(found: Sequence[Nest]) -> list[Nest]:
+    """Those of equal size of which the later reads at least half from where the earlier does are one nest, which stores
+    for both at each point."""
+    made: list[Nest] = []
+    for piece in found:
+        reads = _bytes_read(piece)
+        for number, other in enumerate(made):
+            shared = sum(reads[key] for key in reads.keys() & _bytes_read(other).keys())
+            if other.parallel == piece.parallel and 2 * shared >= sum(reads.values()):
+                names = {buffer.name for buffer in other.buffers}
+                buffers = (*other.buffers, *(buffer for buffer in piece.buffers if buffer.name not in names))
+                made[number] = replace(other, stores=(*other.stores, *piece.stores), buffers=buffers)
+                break
+        else:
+            made.append(piece)
+    return made
+
+
+def _bytes_read(nest: Nest) -> dict[tuple[str, Index], int]:
+    """Of each element that a point loads, what all points read there."""
+    loads = [part for part in Interner().parts(iteration_space.roots(nest)).values() if isinstance(part, Load)]
+    return {
+        (load.buffer, load.index): nest.buffer(load.buffer).type.size_bytes
+        * math.prod(axis.extent for axis in nest.parallel if axis.name in load.index.axes())
+        for load in loads
+    }
 
 
 def _cuts(nest: Nest) -> tuple[Axis | None, list[int]]:

@@ -1,7 +1,8 @@
 """CUDA schedule of concatenations: a kernel for each part, by whatever schedule suits it.
 
 The one idea: one kernel for all parts works out for each element which tensor it is of and where it lies there; parts
-by themselves have vectors, and tiles where they turn (`nests.analysis.pieces`). It pays where parts are large.
+by themselves have vectors, and tiles where they turn (`nests.analysis.pieces`). It pays where parts are large, or are
+one kernel, for they read the same.
 """
 
 from __future__ import annotations
@@ -35,12 +36,13 @@ class CudaPieces(CudaSchedule):
     settings = PiecesSettings
 
     def accepts(self, nest: Nest) -> bool:
-        """Large nests that choose among tensors by their place along a parallel axis."""
+        """Nests that choose by the place along a parallel axis: large ones, or those whose parts are one nest."""
         if nest.reductions and (not passes.is_reduction(nest) or multiplies_matrices(nest)):
             return False
-        if sum(buffer.element_count * buffer.type.size_bytes for buffer in nest.buffers) < self.large_bytes:
-            return False
         found = pieces(nest)
+        size = sum(buffer.element_count * buffer.type.size_bytes for buffer in nest.buffers)
+        if len(found) > 1 and size < self.large_bytes:
+            return False
         return bool(found) and all(self._takes(piece) is not None for piece in found)
 
     def defaults(self, _nest: Nest) -> PiecesSettings:
