@@ -15,6 +15,7 @@ import torch
 
 from agent_synthesis.graphs.graph_index import GraphIndex
 from agent_synthesis.lowering import (
+    complex_handlers,
     convolution_handlers,
     coverings_handlers,
     extremes_handlers,
@@ -30,13 +31,14 @@ from agent_synthesis.lowering.forms import Form, FormMemory, Forms, renamed
 from agent_synthesis.nests import attention, iteration, recurrence
 from agent_synthesis.nests.ir import BufferRef, Nest
 from agent_synthesis.nests.product import multiplies_matrices
-from agent_synthesis.nests.symbolic import HANDLERS, Handler, Refused, Tracer, storage_type
+from agent_synthesis.nests.symbolic import HANDLERS, Handler, Refused, Symbol, Tracer, storage
 from agent_synthesis.nests.verifier import MalformedNest
 from warpsmith import plugins
 from warpsmith.errors import BadInput
 from warpsmith.graphs import aten, dtypes
 
 _FAMILIES = (
+    complex_handlers,
     convolution_handlers,
     coverings_handlers,
     extremes_handlers,
@@ -191,10 +193,10 @@ def _traced(index: GraphIndex, nodes: tuple[str, ...], outputs: tuple[str, ...])
         assert index.producer(output) in inside, f"{output} is not made by the group"
         spec = index.spec(output)
         buffers.append(_reference(index, output, written=True))
-        stored.append(iteration.Output(output, tracer.symbol(values[output]), tuple(spec.strides)))
+        stored.append(_output(output, *tracer.stored(values[output]), spec.strides))
     for source in written_back:
         buffers = [buffer for buffer in buffers if buffer.name != source] + [_reference(index, source, written=True)]
-        stored.append(iteration.Output(source, tracer.symbol(values[source]), tuple(index.spec(source).strides)))
+        stored.append(_output(source, *tracer.stored(values[source]), index.spec(source).strides))
     operations = ", ".join(index.nodes[name].target.removeprefix("aten.") for name in nodes)
     nest = iteration.build(identifier((outputs or nodes)[-1]), stored, tracer, buffers, operations)
     return replace(nest, allows_tf32=index.allows_tf32 and multiplies_matrices(nest))
@@ -239,7 +241,15 @@ def _boundary(index: GraphIndex, tensor: str, tracer: Tracer, buffers: list[Buff
 
 def _reference(index: GraphIndex, tensor: str, written: bool) -> BufferRef:
     spec = index.spec(tensor)
-    return BufferRef(tensor, storage_type(spec.dtype), dtypes.element_span(spec), written)
+    type_, numbers = storage(spec.dtype)
+    return BufferRef(tensor, type_, numbers * dtypes.element_span(spec), written)
+
+
+def _output(tensor: str, symbol: Symbol, numbers: int, strides: Sequence[int]) -> iteration.Output:
+    """What is stored, with the strides of its numbers; `numbers`: of an element."""
+    if numbers == 1:
+        return iteration.Output(tensor, symbol, tuple(strides))
+    return iteration.Output(tensor, symbol, (*(numbers * stride for stride in strides), 1))
 
 
 def identifier(name: str) -> str:

@@ -23,3 +23,5 @@ TORCH: Final[Mapping[Type, torch.dtype]] = {type_: dtypes.to_torch(dtype) for ty
 """Every type of the IR as torch's."""
 OF_TORCH: Final[Mapping[torch.dtype, Type]] = {dtype: type_ for type_, dtype in TORCH.items()}
 """The inverse of `TORCH`."""
+PART_OF_COMPLEX: Final[Mapping[torch.dtype, Type]] = {torch.complex64: Type.F32, torch.complex128: Type.F64}
+"""Type of the real and of the imaginary part, which lie next to each other in memory."""

@@ -17,8 +17,8 @@ from typing import Any, Final
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from agent_synthesis.nests.element_types import OF_TORCH
-from agent_synthesis.nests.ir import Bound, Call, Expression, Index, Literal, Load, Type
+from agent_synthesis.nests.element_types import OF_TORCH, PART_OF_COMPLEX
+from agent_synthesis.nests.ir import AxisValue, Bound, Call, Expression, Index, Literal, Load, Type
 from warpsmith.graphs import dtypes
 from warpsmith.v1 import tensor_pb2
 
@@ -43,9 +43,12 @@ def type_of(dtype: torch.dtype) -> Type:
         raise Refused(f"tensors of type {dtype} are not lowered") from None
 
 
-def storage_type(dtype: tensor_pb2.Dtype.ValueType) -> Type:
-    """The IR's type of a contract type."""
-    return type_of(dtypes.to_torch(dtype))
+def storage(dtype: tensor_pb2.Dtype.ValueType) -> tuple[Type, int]:
+    """The IR's type of what a contract type consists of in memory, and how many of them: two for a complex number."""
+    torch_dtype = dtypes.to_torch(dtype)
+    if torch_dtype in PART_OF_COMPLEX:
+        return PART_OF_COMPLEX[torch_dtype], 2
+    return type_of(torch_dtype), 1
 
 
 # ---- building expressions ----------------------------------------------------------------------------
@@ -285,6 +288,16 @@ _SCANS: Final = frozenset({"cumsum", "cumprod", "logcumsumexp", "cummax", "cummi
 Handler = Callable[..., Any]
 HANDLERS: dict[str, Handler] = {}
 """Operation packet (without overload), such as "amax" → handler(tracer, out, *args, **kwargs) → symbols."""
+COMPLEX_HANDLERS: dict[str, Handler] = {}
+"""The same for calls with complex numbers: a complex result is (real part, imaginary part)."""
+_MAKES_COMPLEX: Final = frozenset({"complex", "polar", "view_as_complex"})
+"""Operations on reals that give complex numbers."""
+_MOVES: Final = frozenset({
+    "view", "_unsafe_view", "reshape", "_reshape_alias", "squeeze", "unsqueeze", "flatten", "clone", "contiguous",
+    "alias", "detach", "view_as", "expand", "broadcast_to", "permute", "transpose", "t", "slice", "flip", "select",
+    "unbind", "split", "split_with_sizes", "chunk",
+})  # fmt: skip
+"""Operations that compute nothing, so that their handlers do for each part of complex numbers."""
 
 
 def handles(*names: str) -> Callable[[Handler], Handler]:
@@ -293,6 +306,16 @@ def handles(*names: str) -> Callable[[Handler], Handler]:
     def register(handler: Handler) -> Handler:
         for name in names:
             HANDLERS[name] = handler
+        return handler
+
+    return register
+
+
+def handles_complex(name: str) -> Callable[[Handler], Handler]:
+    """Registers a handler of complex numbers for an operation by packet name."""
+
+    def register(handler: Handler) -> Handler:
+        COMPLEX_HANDLERS[name] = handler
         return handler
 
     return register
@@ -308,6 +331,8 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.is_wanted: Sequence[bool] = ()
         """Of the call that is traced now, for each result whether anything reads it."""
         self._symbols: dict[int, Symbol] = {}
+        self._imaginary: dict[int, Symbol] = {}
+        self._part: int | None = None
         self._alive: list[torch.Tensor] = []
         self._caches: list[dict[Indices, Expression]] = []
 
@@ -316,16 +341,16 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         tensor = torch.empty_strided(
             list(spec.shape), list(spec.strides), dtype=dtypes.to_torch(spec.dtype), device="meta"
         )
-        type_ = type_of(tensor.dtype)
-        strides = tuple(spec.strides)
+        type_, parts = storage(spec.dtype)
 
-        def at(index: Indices) -> Expression:
-            where = functools.reduce(
-                Index.__add__, (part.scaled(step) for part, step in zip(index, strides, strict=True)), Index()
-            )
-            return Load(name, where, type_.compute)
+        def part(number: int) -> Symbol:
+            def at(index: Indices) -> Expression:
+                steps = (own.scaled(parts * step) for own, step in zip(index, spec.strides, strict=True))
+                return Load(name, functools.reduce(Index.__add__, steps, Index(number)), type_.compute)
 
-        self.bind(tensor, Symbol(tuple(spec.shape), type_, at))
+            return Symbol(tuple(spec.shape), type_, at)
+
+        self.bind(tensor, *map(part, range(parts)))
         return tensor
 
     def scalar(self, value: float | int | bool, dtype: torch.dtype, shape: Sequence[int]) -> torch.Tensor:
@@ -334,8 +359,14 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.bind(tensor, constant_symbol(value, type_of(dtype), shape))
         return tensor
 
-    def bind(self, tensor: torch.Tensor, symbol: Symbol) -> None:
-        """Says what a meta tensor is."""
+    def bind(self, tensor: torch.Tensor, symbol: Symbol, imaginary: Symbol | None = None) -> None:
+        """Says what a meta tensor is; of complex numbers, the real and the imaginary part."""
+        self._symbols[id(tensor)] = self._remembered(symbol)
+        if imaginary is not None:
+            self._imaginary[id(tensor)] = self._remembered(imaginary)
+        self._alive.append(tensor)
+
+    def _remembered(self, symbol: Symbol) -> Symbol:
         cache: dict[Indices, Expression] = {}
         self._caches.append(cache)
 
@@ -346,8 +377,7 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 found = cache[index] = symbol.at(index)
             return found
 
-        self._symbols[id(tensor)] = Symbol(symbol.shape, symbol.type, at)
-        self._alive.append(tensor)
+        return Symbol(symbol.shape, symbol.type, at)
 
     def forget_axes(self) -> None:
         """Makes room for other axes: formulas made for the present ones are dropped."""
@@ -356,35 +386,63 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             cache.clear()
 
     def symbol(self, tensor: torch.Tensor) -> Symbol:
-        """What a meta tensor is."""
+        """What a meta tensor is; of complex numbers, the part that is asked about."""
+        if tensor.is_complex():
+            if self._part is None:
+                raise Refused("complex numbers are not lowered here")
+            return self.parts(tensor)[self._part]
         found = self._symbols.get(id(tensor))
         if found is None:
             raise Refused("an intermediate tensor has no formula")
         return found
 
+    def parts(self, tensor: torch.Tensor) -> tuple[Symbol, Symbol]:
+        """The real and the imaginary part of a tensor of complex numbers."""
+        if id(tensor) not in self._imaginary:
+            raise Refused("an intermediate tensor has no formula")
+        return self._symbols[id(tensor)], self._imaginary[id(tensor)]
+
+    def stored(self, tensor: torch.Tensor) -> tuple[Symbol, int]:
+        """What a meta tensor is in memory, and how many numbers an element is: of complex ones the parts, along a last
+        dimension of two."""
+        return (interleaved(*self.parts(tensor)), 2) if tensor.is_complex() else (self.symbol(tensor), 1)
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         name = func._schema.name.partition("::")[2]
-        handler = HANDLERS.get(name)
-        if handler is None and name.endswith("_") and name[:-1] in HANDLERS:
+        is_complex = name in _MAKES_COMPLEX or any(map(_is_complex, (*args, *kwargs.values())))
+        handler = self._complex_handler(name) if is_complex else HANDLERS.get(name)
+        if handler is None and not is_complex and name.endswith("_") and name[:-1] in HANDLERS:
             return self._written(HANDLERS[name[:-1]], *args, **kwargs)
         if handler is None:
             decomposition = None if name in _SCANS else decompositions().get(func)
             if decomposition is None:
-                raise Refused(f"{name} is not lowered")
+                raise Refused(f"{name}{' of complex numbers' if is_complex else ''} is not lowered")
             with self:
                 return decomposition(*args, **kwargs)
         out = func(*args, **kwargs)
         if isinstance(out, torch.Tensor) and out.numel() == 0 and name != "empty":
             raise Refused("a tensor is empty")
         made = handler(self, out, *args, **kwargs)
-        if isinstance(out, torch.Tensor):
-            self.bind(out, made)
-        else:
-            for tensor, symbol in zip(out, made, strict=True):
-                if isinstance(tensor, torch.Tensor) and symbol is not None:
-                    self.bind(tensor, symbol)
+        pairs = [(out, made)] if isinstance(out, torch.Tensor) else zip(out, made, strict=True)
+        for tensor, symbol in pairs:
+            if isinstance(tensor, torch.Tensor) and symbol is not None:
+                self.bind(tensor, *(symbol if isinstance(symbol, tuple) else (symbol,)))
         return out
+
+    def _complex_handler(self, name: str) -> Handler | None:
+        if name in COMPLEX_HANDLERS or name not in _MOVES:
+            return COMPLEX_HANDLERS.get(name)
+
+        def each_part(tracer: Tracer, out: Any, *args: Any, **kwargs: Any) -> Any:
+            found = []
+            for part in range(2):
+                self._part = part
+                found.append(HANDLERS[name](tracer, out, *args, **kwargs))
+            self._part = None
+            return tuple(found) if isinstance(out, torch.Tensor) else list(zip(*found, strict=True))
+
+        return each_part
 
     def _written(self, handler: Handler, target: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         """An in-place step inside one of PyTorch's own composites, on memory that nothing else looks at."""
@@ -394,6 +452,23 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         made = handler(self, target, target, *args, **kwargs)
         self.bind(target, made)
         return target
+
+
+def interleaved(real: Symbol, imaginary: Symbol) -> Symbol:
+    """Both parts beside each other, along a last dimension of two."""
+
+    def at(index: Indices) -> Expression:
+        *place, part = index
+        if not part.terms:
+            return (imaginary if part.offset else real).at(tuple(place))
+        is_real = op("lt", AxisValue(part), literal(1, Type.I64))
+        return op("where", is_real, real.at(tuple(place)), imaginary.at(tuple(place)))
+
+    return Symbol((*real.shape, 2), real.type, at)
+
+
+def _is_complex(value: object) -> bool:
+    return isinstance(value, complex) or (isinstance(value, torch.Tensor) and value.is_complex())
 
 
 def constant_symbol(value: float | int | bool, type_: Type, shape: Sequence[int]) -> Symbol:

@@ -154,7 +154,8 @@ class GuardedMemory:
         return [allocation.name for allocation in self._allocations if not self._intact(allocation)]
 
     def still_poisoned(self, tensor: torch.Tensor) -> torch.Tensor | None:
-        """Where `tensor` still holds the poison, as a bool tensor of its shape; None when it was never poisoned."""
+        """Where `tensor` still holds the poison, if only in a part of a complex number, as a bool tensor of its shape;
+        None when it was never poisoned."""
         allocation = self._storages.get(tensor.untyped_storage().data_ptr())
         if allocation is None or not allocation.poisoned or tensor.dtype != allocation.dtype:
             return None
@@ -164,7 +165,8 @@ class GuardedMemory:
         _poison(pattern, self._poison)
         offset = tensor.storage_offset() - allocation.start // tensor.element_size()
         expected = pattern.as_strided(tensor.shape, tensor.stride(), offset)
-        return bits(tensor.contiguous()) == bits(expected.contiguous())
+        found = bits(tensor.contiguous()) == bits(expected.contiguous())
+        return found.any(-1) if tensor.is_complex() else found
 
     def _allocate(self, name: str, span: int, dtype: torch.dtype, *, poisoned: bool, shift: int = 0) -> torch.Tensor:
         size = span * dtype.itemsize
@@ -236,7 +238,10 @@ def _poison(flat: torch.Tensor, seed: int) -> None:
 
 
 def _holds_poison(flat: torch.Tensor, seed: int) -> torch.Tensor:
-    """Where a flat tensor holds what `_poison` wrote, bit by bit."""
+    """Where a flat tensor holds what `_poison` wrote, bit by bit; of a complex number, in either part."""
+    if flat.is_complex():
+        real, imaginary = (_holds_poison(part.contiguous(), seed) for part in torch.view_as_real(flat).unbind(-1))
+        return real | imaginary
     tile = bits(_poison_tile(flat.dtype, seed, flat.device))
     held, whole = bits(flat), flat.numel() // _TILE * _TILE
     found = torch.empty(flat.shape, dtype=torch.bool, device=flat.device)

@@ -204,7 +204,9 @@ def _value(tensor: torch.Tensor, origin: graph_pb2.Origin.ValueType, *, is_writt
     """The expression that makes a tensor of this kind."""
     tensor = tensor.detach()
     if tensor.is_complex():
-        raise BadInput("complex tensors cannot be written to a file yet: split them into real and imaginary parts")
+        return (
+            f"torch.view_as_complex({_value(torch.view_as_real(tensor.resolve_conj()), origin, is_written=is_written)})"
+        )
     is_input = origin == graph_pb2.ORIGIN_INPUT
     if not tensor.is_floating_point():
         is_count = is_written and tensor.dim() == 0

@@ -264,6 +264,19 @@ def test_poison_is_known_again_and_differs_between_seeds(small: Any, dtype: tens
     assert int(left.sum()) < 350 // 10
 
 
+@pytest.mark.parametrize("strides", [(7, 1), (1, 50), (9, 1)])
+@pytest.mark.parametrize("part", [0, 1])
+def test_a_part_of_a_complex_number_that_was_not_written_shows(strides: tuple[int, int], part: int) -> None:
+    memory = GuardedMemory(CPU, 1000, 0)
+    made = memory.empty("y", tensor_pb2.TensorSpec(dtype=tensor_pb2.DTYPE_COMPLEX64, shape=[50, 7], strides=strides))
+    torch.view_as_real(made)[:, :, part] = 1.0
+    assert bool(memory.still_poisoned(made).all())  # type: ignore[union-attr]
+    torch.view_as_real(made)[3, :, 1 - part] = 2.0
+    found = memory.still_poisoned(made)
+    assert found is not None
+    assert found.sum(1).tolist() == [0 if row == 3 else 7 for row in range(50)]
+
+
 def test_strided_views_and_copies_keep_their_strides_and_alignment() -> None:
     memory = GuardedMemory(CPU, 2, 3)
     layout = tensor_pb2.TensorSpec(dtype=tensor_pb2.DTYPE_FLOAT32, shape=[4, 5], strides=[1, 8])

@@ -69,6 +69,21 @@ class Plain(nn.Module):
 
 
 TOKENS, KEPT, TWICE = torch.randint(0, 50, (3, 5)), torch.rand(3, 5) < 0.5, torch.randn(3, 8)
+
+
+class Turned(nn.Module):
+    """A rotary embedding by complex products."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        angles = torch.outer(torch.arange(6.0), torch.rand(4))
+        self.register_buffer("turns", torch.polar(torch.ones(6, 4), angles))
+
+    def forward(self, x: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
+        turned = torch.view_as_complex(x.unflatten(-1, (4, 2))) * self.turns + z
+        return torch.view_as_real(turned).flatten(-2)
+
+
 KINDS: dict[str, tuple[Callable[[], nn.Module], tuple[Any, ...], Mapping[str, Any]]] = {
     "parts, and arguments by name": (Gate, (torch.randn(2, 4, 8),), {"gain": 2.0, "extra": {"shift": torch.randn(8)}}),
     "defaults": (Gate, (torch.randn(2, 4, 8),), {}),
@@ -84,6 +99,7 @@ KINDS: dict[str, tuple[Callable[[], nn.Module], tuple[Any, ...], Mapping[str, An
     "an input that repeats one row": (nn.GELU, (torch.randn(1, 8).expand(4, 8),), {}),
     "one tensor passed twice": (lambda: nn.Bilinear(8, 8, 4), (TWICE, TWICE), {}),
     "half precision": (lambda: nn.Linear(8, 8).bfloat16(), (torch.randn(4, 8).bfloat16(),), {}),
+    "complex numbers": (Turned, (torch.randn(2, 6, 8), torch.randn(4, 6, dtype=torch.complex64).T), {}),
     "a recurrent layer": (lambda: nn.GRU(8, 8), (torch.randn(4, 2, 8),), {}),
 }
 

@@ -46,6 +46,7 @@ CASES: dict[str, tuple[Callable[..., torch.Tensor], list[torch.Tensor], dict[str
     "four of a row": (lambda x: torch.stack((x, -x, x * x, x.abs()), -1), of((3, 24)), {}),
     "every other of an odd number": (lambda x: x[::2].exp(), of((79,), dtype=BF16), {}),
     "three of a row": (lambda x: torch.stack((x, -x, x * x), -1), of((3, 24)), {}),
+    "complex numbers": (lambda z, w: z * w + 1j, of((6, 20), (20,), dtype=torch.complex64), {}),
     "each twice": (lambda x: x.repeat_interleave(2, -1) + x.repeat(1, 2), of((6, 32), dtype=BF16), {}),
     "a mask of pairs": (lambda x, m: x.where(m.unsqueeze(-1), 0.0), [*of((5, 20, 2)), torch.rand(5, 20) < 0.5], {}),
 }  # fmt: skip
