@@ -15,6 +15,7 @@ import torch
 from agent_synthesis.nests.ir import Expression, Index, Load, Type
 from agent_synthesis.nests.symbolic import (
     Indices,
+    Refused,
     Symbol,
     Tracer,
     broadcast,
@@ -421,6 +422,38 @@ def _terms(a: Symbol, b: Symbol) -> Callable[[Indices], Expression]:
 @handles("mm", "bmm")
 def _mm(tracer: Tracer, out: torch.Tensor, left: torch.Tensor, right: torch.Tensor, *_: Any) -> Symbol:
     return _product(tracer, out, left, right)
+
+
+@handles("_scaled_mm")
+def _scaled_mm(
+    tracer: Tracer,
+    out: torch.Tensor,
+    left: torch.Tensor,
+    right: torch.Tensor,
+    scale_left: torch.Tensor,
+    scale_right: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    scale_result: torch.Tensor | None = None,
+    *_: Any,
+    **__: Any,
+) -> Symbol:
+    """Scales of both as a whole, of the left's rows and of the right's columns."""
+    m, n = out.shape
+    if scale_result is not None:
+        raise Refused("a scaled product whose result is scaled is not lowered")
+    kinds = [(scale_left, (m, 1)), (scale_right, (1, n))]
+    if any(scale.numel() != 1 and tuple(scale.shape) != shape for scale, shape in kinds):
+        raise Refused("a scaled product whose scales are of blocks is not lowered")
+    factors = [_typed(tracer.symbol(factor), Type.F32) for factor in (left, right)]
+    terms = Symbol((m, n, left.shape[1]), Type.F32, _terms(*factors))
+    value = reshaped(_sum(terms, [2], Type.F32), out.shape, tracer.extents)
+    for scale, shape in kinds:
+        each = _typed(reshaped(tracer.symbol(scale), shape if scale.numel() > 1 else (1, 1), tracer.extents), Type.F32)
+        value = _combine(lambda v, f: op("mul", v, f), value, broadcast(each, out.shape))
+    if bias is not None:
+        shift = broadcast(_typed(tracer.symbol(bias), Type.F32), out.shape)
+        value = _combine(lambda v, b: op("add", v, b), value, shift)
+    return _result(tracer, value, out)
 
 
 @handles("mv", "dot", "vdot")

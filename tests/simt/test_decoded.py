@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 import pytest
 import torch
+from quantised_forms import forms
 from simulated import simulation_of, wrong_values
 from test_products import nest_of
 from torch.nn.functional import gelu, linear
@@ -76,10 +78,19 @@ CASES: dict[str, tuple[Callable[..., torch.Tensor], tuple[torch.Tensor, ...], di
     "experts": (of_experts, (rows(12, 64).reshape(3, 4, 64), whole(3, 20, 64), scales(3, 20, 1)), {"warps": 4}),
 }  # fmt: skip
 
+_SETTINGS = {"warps": 4, "rows": 16}
+FORMS = (
+    "int8, a scale of the depth [1, K]", "int8, a scale after the product [N]", "int8 in groups of 4",
+    "zero points taken away in int32", "int4, high nibble first", "int4 less eight", "int4 by sign shifts",
+    "int4 in words, shifts in another order", "GPTQ", "NF4", "fp8, scales of blocks repeated",
+    "fp8, scales of blocks in a view",
+)  # fmt: skip
+CASES |= {name: (*forms(9, 40, 128)[name], _SETTINGS) for name in FORMS}
+
 
 def made(name: str) -> tuple[Nest, Emission]:
     function, args, settings = CASES[name]
-    nest = nest_of(f"decoded {name}".replace(",", ""), function, *args)
+    nest = nest_of(re.sub(r"\W+", " ", f"decoded {name}").strip(), function, *args)
     return nest, CudaDecodedProduct(H200).emit(nest, DecodedSettings(**settings))
 
 

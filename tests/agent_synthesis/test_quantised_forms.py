@@ -1,0 +1,74 @@
+"""Which schedule takes a product whose weight, or both of whose factors, are kept in few bits, form by form."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from quantised_forms import forms, scales, short
+
+from agent_synthesis.emit.cuda.products.decoded_product import CudaDecodedProduct
+from agent_synthesis.emit.cuda.products.scaled_product import CudaScaledProduct
+from agent_synthesis.graphs.graph_index import GraphIndex
+from agent_synthesis.lowering.groups import lower
+from agent_synthesis.nests.ir import Nest
+from agent_synthesis.plans.plan import plan_zero
+from agent_synthesis.schedule import Emission
+from agent_synthesis.testing import Applied
+from warpsmith.graphs.capture import capture
+from warpsmith.hardware import H200
+from warpsmith.v1 import task_pb2
+
+ACROSS = {
+    "int8 in [K, N], scales [N]", "int8 in [K, N], scales [1, N]", "int8 in [K, N], scales [K, 1]",
+    "int8 in [K, N], after the product", "int8 in [K, N], in groups", "AWQ", "fp8 in [K, N]",
+}  # fmt: skip
+"""Weights that do not lie along the depth, which no schedule takes (docs/generator.md)."""
+TWICE = {name for name in forms() if name.startswith("fp8 twice")}
+SCALED = CudaScaledProduct(H200)
+
+
+def nest_of(function: Callable[..., torch.Tensor], args: tuple[torch.Tensor, ...]) -> Nest:
+    index = GraphIndex(capture(Applied(function), args))
+    calls = tuple(node for group in plan_zero(index, task_pb2.TARGET_CUDA).groups for node in group.nodes)
+    nest = lower(index, calls, tuple(index.results(calls[-1])[:1]))
+    assert isinstance(nest, Nest), nest
+    return nest
+
+
+@pytest.mark.parametrize("name", forms())
+def test_a_weight_in_few_bits_is_decoded_where_it_is_multiplied(name: str) -> None:
+    assert CudaDecodedProduct(H200).accepts(nest_of(*forms()[name])) == (name not in ACROSS | TWICE)
+
+
+@pytest.mark.parametrize("name", sorted(TWICE))
+def test_two_in_floats_of_8_bits_are_multiplied_as_they_lie(name: str, compile_cuda: Callable[[Emission], str]) -> None:
+    nest = nest_of(*forms(128, 256, 2048)[name])
+    assert SCALED.accepts(nest)
+    defaults = SCALED.defaults(nest)
+    for settings in (defaults, *SCALED.alternatives(nest, defaults)):
+        report = compile_cuda(SCALED.emit(nest, settings))
+        assert "spill" not in report.replace("0 bytes spill", "")
+
+
+FP8 = torch.float8_e4m3fn
+REFUSED: dict[str, tuple[Callable[..., torch.Tensor], tuple[torch.Tensor, ...]]] = {
+    "sums in fp32": (lambda x, w: x.float() @ w.float().T, (short(64, 256, dtype=FP8), short(64, 256, dtype=FP8))),
+    "one across the depth": (
+        lambda x, w: x.bfloat16() @ w.bfloat16(), (short(64, 256, dtype=FP8), short(256, 64, dtype=FP8)),
+    ),
+    "two types": (
+        lambda x, w: x.half() @ w.half().T, (short(64, 256, dtype=FP8), short(64, 256, dtype=torch.float8_e5m2)),
+    ),
+    "a scale along the depth": (
+        lambda x, w, s: (x.bfloat16() * s) @ w.bfloat16().T,
+        (short(64, 256, dtype=FP8), short(64, 256, dtype=FP8), scales(1, 256)),
+    ),
+    "few rows": (lambda x, w: x.bfloat16() @ w.bfloat16().T, (short(16, 256, dtype=FP8), short(64, 256, dtype=FP8))),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_multiplied_so_is_left_to_others(name: str) -> None:
+    assert not SCALED.accepts(nest_of(*REFUSED[name]))
