@@ -6,19 +6,20 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from quantised_forms import forms, scales, short
+from quantised_forms import forms, scales, short, stepped
 
 from agent_synthesis.emit.cuda.products.decoded_product import CudaDecodedProduct
 from agent_synthesis.emit.cuda.products.scaled_product import CudaScaledProduct
 from agent_synthesis.graphs.graph_index import GraphIndex
 from agent_synthesis.lowering.groups import lower
 from agent_synthesis.nests.ir import Nest
+from agent_synthesis.plans import moves
 from agent_synthesis.plans.plan import plan_zero
 from agent_synthesis.schedule import Emission
 from agent_synthesis.testing import Applied
 from warpsmith.graphs.capture import capture
 from warpsmith.hardware import H200
-from warpsmith.v1 import task_pb2
+from warpsmith.v1 import analysis_pb2, task_pb2
 
 ACROSS = {
     "int8 in [K, N], scales [N]", "int8 in [K, N], scales [1, N]", "int8 in [K, N], scales [K, 1]",
@@ -61,12 +62,41 @@ REFUSED: dict[str, tuple[Callable[..., torch.Tensor], tuple[torch.Tensor, ...]]]
     "two types": (
         lambda x, w: x.half() @ w.half().T, (short(64, 256, dtype=FP8), short(64, 256, dtype=torch.float8_e5m2)),
     ),
+    "a scale of 64 of depth": (
+        stepped,
+        (short(64, 256, dtype=FP8), short(64, 256, dtype=FP8), torch.rand(64, 4), torch.rand(4, 2)),
+    ),
     "a scale along the depth": (
         lambda x, w, s: (x.bfloat16() * s) @ w.bfloat16().T,
         (short(64, 256, dtype=FP8), short(64, 256, dtype=FP8), scales(1, 256)),
     ),
     "few rows": (lambda x, w: x.bfloat16() @ w.bfloat16().T, (short(16, 256, dtype=FP8), short(64, 256, dtype=FP8))),
 }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", sorted(TWICE))
+def test_both_factors_come_into_the_kernel_in_one_move(name: str) -> None:
+    function, args = forms(128, 256, 512)[name]
+    plan = plan_zero(GraphIndex(capture(Applied(function), args)), task_pb2.TARGET_CUDA)
+    group = plan.groups[-1].name
+    kind = analysis_pb2.MOVE_KIND_FUSE if len(plan.groups) > 1 else analysis_pb2.MOVE_KIND_AUTHOR
+    made = moves.apply(plan, analysis_pb2.Move(kind=kind, group=group, choice="*" if len(plan.groups) > 1 else ""))
+    assert [group.schedule for group in made.groups] == ["cuda_product_scaled"]
+
+
+def test_what_is_rounded_to_8_bits_on_the_way_stays_a_kernel_of_its_own() -> None:
+    def quantised(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        scale = x.abs().amax(-1, keepdim=True) / 448
+        short = (x / scale).to(FP8)
+        return (short.to(torch.bfloat16) * scale) @ w.to(torch.bfloat16).T
+
+    args = short(128, 512), short(256, 512, dtype=FP8)
+    plan = plan_zero(GraphIndex(capture(Applied(quantised), args)), task_pb2.TARGET_CUDA)
+    made = moves.apply(
+        plan, analysis_pb2.Move(kind=analysis_pb2.MOVE_KIND_FUSE, group=plan.groups[-1].name, choice="*")
+    )
+    assert made.groups[-1].schedule == "cuda_product_scaled"
+    assert len(made.groups) > 1
 
 
 @pytest.mark.parametrize("name", REFUSED)

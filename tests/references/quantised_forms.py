@@ -147,6 +147,13 @@ def in_floats(x: torch.Tensor, w: torch.Tensor, s: torch.Tensor) -> torch.Tensor
     return linear(x, (w.float() * s.float()).to(x.dtype))
 
 
+def stepped(x: torch.Tensor, w: torch.Tensor, sx: torch.Tensor, sw: torch.Tensor) -> torch.Tensor:
+    """Of DeepSeek-V3: a scale of each token and 128 of depth, and of each block of 128 outputs by 128."""
+    tokens = (x.view(x.shape[0], sx.shape[1], -1).float() * sx.unsqueeze(-1)).view(x.shape)
+    blocks = w.view(sw.shape[0], -1, sw.shape[1], w.shape[1] // sw.shape[1]).float() * sw[:, None, :, None]
+    return tokens.to(BF16) @ blocks.view(w.shape).to(BF16).T
+
+
 def with_bias(x: torch.Tensor, w: torch.Tensor, s: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return torch.nn.functional.silu(linear(x, w.to(BF16) * s, b))
 
@@ -205,6 +212,17 @@ def forms(m: int = M, n: int = N, k: int = K) -> dict[str, Form]:
             both_scaled, (x.to(E4M3), short(n, k, dtype=E4M3), scales(m, 1), scales(n, 1)),
         ),
         "fp8 twice, one scale each": (both_scaled, (x.to(E4M3), short(n, k, dtype=E4M3), scales(), scales())),
+        "fp8 twice, scales of 128 along the depth": (
+            stepped,
+            (x.to(E4M3), short(n, k, dtype=E4M3), torch.rand(m, k // 128), torch.rand(n // 16, k // 128)),
+        ),
+        "fp8 twice, scales of each output and 128": (
+            stepped, (x.to(E4M3), short(n, k, dtype=E4M3), torch.rand(m, k // 128), torch.rand(n, k // 128)),
+        ),
+        "fp8 twice, scales of 128 repeated": (
+            lambda x, w, sw: x.to(BF16) @ (w.to(BF16) * sw.repeat_interleave(16, 0).repeat_interleave(128, 1)).T,
+            (x.to(E4M3), short(n, k, dtype=E4M3), scales(n // 16, k // 128)),
+        ),
         "fp8 twice, by `_scaled_mm`, rows": (
             lambda x, w, sx, sw: torch._scaled_mm(x, w.t(), sx, sw, out_dtype=BF16),
             (x.to(E4M3), short(n, k, dtype=E4M3), torch.rand(m, 1), torch.rand(1, n)),

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from quantised_forms import forms, scales, short
+from quantised_forms import forms, scales, short, stepped
 from simulated import draw
 from tensor_cores import program_with_tensor_cores
 from test_products import nest_of
@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.simt, pytest.mark.timeout(900)]
 E5M2 = torch.float8_e5m2
 TWICE = [name for name in forms() if name.startswith("fp8 twice")]
 CASES: dict[str, tuple[Callable[..., torch.Tensor], tuple[torch.Tensor, ...], dict[str, int]]] = {
-    name: (*forms(70, 80, 144)[name], {"columns": 64, "stages": 3}) for name in TWICE
+    name: (*forms(70, 80, 256 if "128" in name else 144)[name], {"columns": 64, "stages": 3}) for name in TWICE
 } | {
     "e5m2 and halves": (
         lambda x, w: (x.half() @ w.half().T).sigmoid(), (short(65, 256, dtype=E5M2), short(130, 256, dtype=E5M2)),
@@ -41,6 +41,14 @@ CASES: dict[str, tuple[Callable[..., torch.Tensor], tuple[torch.Tensor, ...], di
         lambda x, w: x.bfloat16() @ w.bfloat16().T,
         tuple(short(64, 4096, dtype=torch.float8_e4m3fn) for _ in range(2)),
         {"columns": 64, "stages": 4},
+    ),
+    "blocks of tiles": (
+        stepped,
+        (
+            short(64, 384, dtype=torch.float8_e4m3fn), short(128, 384, dtype=torch.float8_e4m3fn), torch.rand(64, 3),
+            torch.rand(2, 3),
+        ),
+        {"columns": 64, "stages": 3},
     ),
     "a batch": (
         lambda x, w: torch.bmm(x.bfloat16(), w.bfloat16().mT),

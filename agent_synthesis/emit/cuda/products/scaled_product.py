@@ -10,14 +10,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from agent_synthesis.emit import function_text
-from agent_synthesis.emit.cuda import geometry
+from agent_synthesis.emit.cuda import generated_struct, geometry, kernel_text
 from agent_synthesis.emit.cuda.products import product_tiling, tensor_core_product
 from agent_synthesis.emit.cuda.products.product_engine import NEEDS, OF_8_BITS, is_walked
 from agent_synthesis.emit.cuda.products.product_text import ProductText
 from agent_synthesis.emit.cuda.products.product_tiling import TILE_ROWS, Tiling
 from agent_synthesis.emit.cuda.schedule import CudaSchedule
 from agent_synthesis.nests import iteration_space
-from agent_synthesis.nests.analysis.products.scaled_product import ScaledProduct, scaled_product
+from agent_synthesis.nests.analysis.products.scaled_product import ScaledProduct, is_shared, scaled_product
 from agent_synthesis.nests.ir import Nest
 from agent_synthesis.nests.product import Operand
 from agent_synthesis.schedule import Emission, Footprint
@@ -97,16 +97,19 @@ class CudaScaledProduct(CudaSchedule):
         found = _scaled(nest)
         engine = OF_8_BITS[found.product.left.type]
         made = _PromotedText(self.hardware, found.nest, found.product, engine, settings.tiling)
+        made.add_scales(found, settings.columns)
         kernels, headers = made.kernels()
         heading = function_text.header(iteration_space.simplified(nest), self.name, settings)
         return made.emission(heading, kernels, [*headers, "ws_product_promoted.cuh"])
 
     def _slice_counts(self, nest: Nest, columns: int) -> tuple[int, ...]:
-        """Slices of whole stages that leave no multiprocessor idle."""
-        product = _scaled(nest).product
+        """Slices of whole stages that leave no multiprocessor idle; none where stages have scales of their own."""
+        found = _scaled(nest)
+        product = found.product
         batch, _, _, k = product.extents
         tiles = product.tile_count(TILE_ROWS, columns)
-        most = self.hardware.sm_count // tiles if batch == 1 else 1
+        is_sliced = batch == 1 and found.left_scale is None and found.right_scale is None
+        most = self.hardware.sm_count // tiles if is_sliced else 1
         whole = [n for n in (2, 4, 8) if n <= most and k % (n * OF_8_BITS[product.left.type].stage_depth) == 0]
         return (1, *(n for n in whole if k // n >= tensor_core_product.LEAST_SLICE))
 
@@ -125,12 +128,63 @@ class CudaScaledProduct(CudaSchedule):
             raise IllegalMove(f"{nest.name}: {settings.split_k} slices are not of whole stages, or too short")
 
 
+class _ScaleText:
+    """The struct of a scale of each stage of an operand's rows."""
+
+    def __init__(self, name: str, scale: Nest, *, is_shared: bool) -> None:
+        self.name, self._scale, self._is_shared = name, scale, is_shared
+        self.buffers = [buffer for buffer in scale.buffers if not buffer.written]
+
+    def lines(self) -> list[str]:
+        """The struct."""
+        text = kernel_text.KernelText(self._scale, "k", 1, reserved=("made",))
+        function, (store,) = text.function, self._scale.stores
+        outer = [axis.name for axis in self._scale.parallel if axis.name != "k"]
+        inner = generated_struct.body(text, outer)
+        inner.line("float made;")
+        text.elements(inner, [store.value], lambda each: each.store(store, "made"))
+        inner.line("return made;")
+        places = ", ".join(f"int {function.axes[axis]}" if axis in outer else "int" for axis in ("batch", "n"))
+        return [
+            f"struct {self.name} {{",
+            f"  static constexpr bool kIsShared = {str(self._is_shared).lower()};",
+            *(f"  {text.argument(buffer)};" for buffer in self.buffers),
+            *generated_struct.function(f"float at({places}, int {text.begin}) const", inner.lines),
+            "};",
+        ]
+
+
 class _PromotedText(ProductText):
     """A product's pieces of text, whose sums are promoted."""
+
+    _scales: Sequence[_ScaleText | None] = (None, None)
+    """Of the left and of the right."""
+
+    def add_scales(self, found: ScaledProduct, columns: int) -> None:
+        """Takes over the scales of each stage; tiles have so many columns."""
+        self._scales = [
+            _ScaleText(f"{self.entry}_{side}_scale", scale, is_shared=is_shared(scale, columns)) if scale else None
+            for side, scale in (("left", found.left_scale), ("right", found.right_scale))
+        ]
+
+    def shape(self) -> list[str]:
+        """The product's type, and scales."""
+        return [*super().shape(), *(line for each in self._scales if each for line in ("", *each.lines()))]
 
     def multiply(self, call: str) -> str:
         """The function that promotes."""
         return f"{call}_promoted"
+
+    def given(self) -> tuple[list[str], str, list[str]]:
+        """Pointers to what scales are read from, both scales, and their buffers."""
+        storage, parameters, passed, buffers = self._text.function.dialect.storage, list[str](), "", list[str]()
+        for side, each in zip(("left", "right"), self._scales, strict=True):
+            names = [f"{side}_scale_{number}" for number, _ in enumerate(each.buffers if each else ())]
+            passed += f"{each.name}{{{', '.join(names)}}}, " if each else "ws::NoScale{}, "
+            for name, buffer in zip(names, each.buffers if each else (), strict=True):
+                parameters.append(f"const {storage[buffer.type]}* __restrict__ {name}")
+                buffers.append(buffer.name)
+        return parameters, passed, buffers
 
 
 def _scaled(nest: Nest) -> ScaledProduct:

@@ -84,7 +84,7 @@ def _loads(weight: Nest) -> list[Load]:
 
 def _read(weight: Nest, load: Load, width: int) -> Read | None:
     """None where neighbours do not lie together, or not in whole vectors."""
-    found = _along(load.index, weight.extents["k"])
+    found = along(load.index, "k", weight.extents["k"])
     if found is None:
         return None
     places, others = found
@@ -98,16 +98,16 @@ def _read(weight: Nest, load: Load, width: int) -> Read | None:
     return None
 
 
-def _along(index: Index, depth: int) -> tuple[torch.Tensor, list[int]] | None:
-    """Where the elements of the depth are, and the steps of what is the same for all; None where the two are mixed."""
-    places, others = torch.full((depth,), index.offset), list[int]()
+def along(index: Index, axis: str, extent: int) -> tuple[torch.Tensor, list[int]] | None:
+    """Where the elements along an axis are, and the steps of what is the same for all; None where the two are mixed."""
+    places, others = torch.full((extent,), index.offset), list[int]()
     for atom, step in index.terms:
         axes = {atom} if isinstance(atom, str) else atom.value.axes()
-        if "k" not in axes:
+        if axis not in axes:
             others.append(step)
         elif isinstance(atom, str):
-            places += step * torch.arange(depth)
-        elif len(axes) == 1 and (inner := _along(atom.value, depth)):
+            places += step * torch.arange(extent)
+        elif len(axes) == 1 and (inner := along(atom.value, axis, extent)):
             is_quotient = isinstance(atom, Quotient)
             places += step * (inner[0] // atom.divisor if is_quotient else inner[0] % atom.divisor)
         else:
