@@ -85,6 +85,18 @@ FORMS = (
     "int4 in words, shifts in another order", "GPTQ", "NF4", "fp8, scales of blocks repeated",
     "fp8, scales of blocks in a view",
 )  # fmt: skip
+ACROSS = {
+    "int8 in [K, N], scales [N]": ((9, 72, 128), {"rows": 64, "warps": 4}),
+    "int8 in [K, N], scales [K, 1]": ((5, 40, 64), {"rows": 32, "warps": 4, "loaded": 2}),
+    "int8 in [K, N], in groups": ((33, 40, 320), {"rows": 32, "warps": 4, "split_k": 2}),
+    "fp8 in [K, N]": ((2, 20, 64), {"rows": 32, "warps": 4}),
+    "AWQ": ((16, 80, 192), {"rows": 64, "warps": 4}),
+}
+CASES |= {name: (*forms(*extents)[name], settings) for name, (extents, settings) in ACROSS.items()}
+CASES["experts across the depth"] = (
+    lambda x, w, s: torch.bmm(x, w.to(BF16) * s),
+    (rows(12, 68).reshape(3, 4, 68), whole(3, 68, 24), scales(3, 1, 24)), {"rows": 64, "warps": 4},
+)  # fmt: skip
 CASES |= {name: (*forms(9, 40, 128)[name], _SETTINGS) for name in FORMS}
 
 

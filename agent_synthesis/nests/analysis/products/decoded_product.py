@@ -7,7 +7,7 @@ be rounded to them, which the lowering says by a cast.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -50,7 +50,10 @@ class Read(NamedTuple):
 
 @dataclass(frozen=True)
 class DecodedProduct:
-    """`nest` loads the weight, and is the `product`; `weight` stores it, over axes `batch`, `n` and `k`."""
+    """`nest` loads the weight, and is the `product`; `weight` stores it, over axes `batch`, `n` and `k`.
+
+    The weight is read in vectors of the depth where it lies along it, and else in vectors of its rows.
+    """
 
     nest: Nest
     product: MatrixProduct
@@ -58,34 +61,51 @@ class DecodedProduct:
 
     @property
     def width(self) -> int:
-        """Elements of the depth that are read together of the left and of what most of the weight is; 0 for none."""
+        """Elements of the depth that are read together of the left, and of what most of the weight is where it lies
+        along it; 0 for none."""
         depth, left = self.product.extents[3], self.product.left
         steps = (left.row_stride, left.offset, *left.layer_strides)
-        largest = max((self._bytes(load) for load in _loads(self.weight)), default=0)
+        is_across = self.is_across and bool(self.across)
         for width in _WIDTHS:
-            if depth % width == 0 and all(step % width == 0 for step in steps):
-                together = [self._bytes(read.load) for read in self.reads(width)]
-                if max(together, default=0) == largest:
-                    return width
+            is_whole = depth % width == 0 and all(step % width == 0 for step in steps)
+            if is_whole and (is_across or self._is_read(width, "k")):
+                return width
         return 0
 
-    def reads(self, width: int) -> list[Read]:
-        """What vectors of so many elements read together; all else goes element by element."""
-        return [read for load in _loads(self.weight) if (read := _read(self.weight, load, width))]
+    @property
+    def is_across(self) -> bool:
+        """Whether no vectors of the depth are what most of the weight is."""
+        return not any(self._is_read(width, "k") for width in _WIDTHS)
+
+    @property
+    def across(self) -> Sequence[int]:
+        """How many rows of the weight may be read together."""
+        rows = self.product.extents[2]
+        return [width for width in _WIDTHS if rows % width == 0 and self._is_read(width, "n")]
+
+    def reads(self, width: int, axis: str = "k") -> list[Read]:
+        """What vectors of so many elements along an axis read together; all else goes element by element."""
+        found = [load for load in _loads(self.weight, axis) if axis == "k" or "k" in load.index.axes()]
+        return [read for load in found if (read := _read(self.weight, load, width, axis))]
+
+    def _is_read(self, width: int, axis: str) -> bool:
+        """Whether what most of the weight is is read in vectors of so many elements along an axis."""
+        largest = max((self._bytes(load) for load in _loads(self.weight, "k")), default=0)
+        return max((self._bytes(read.load) for read in self.reads(width, axis)), default=0) == largest
 
     def _bytes(self, load: Load) -> int:
         buffer = self.weight.buffer(load.buffer)
         return buffer.element_count * buffer.type.size_bytes
 
 
-def _loads(weight: Nest) -> list[Load]:
-    return [load for load in memory_access.loads(weight) if "k" in load.index.axes()]
+def _loads(weight: Nest, axis: str) -> list[Load]:
+    return [load for load in memory_access.loads(weight) if axis in load.index.axes()]
 
 
-def _read(weight: Nest, load: Load, width: int) -> Read | None:
+def _read(weight: Nest, load: Load, width: int, axis: str) -> Read | None:
     """None where neighbours do not lie together, or not in whole vectors."""
-    found = along(load.index, "k", weight.extents["k"])
-    if found is None:
+    found = along(load.index, axis, weight.extents[axis])
+    if found is None or weight.extents[axis] % width:
         return None
     places, others = found
     vectors = places.reshape(-1, width)
