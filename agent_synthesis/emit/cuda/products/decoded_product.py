@@ -32,7 +32,7 @@ _WHOLE_COLUMNS = 8
 _ROW_LANES = 8
 """Lanes of a warp that have rows of their own."""
 _MOST_LOADED_ACROSS = 2
-"""Steps of a weight across the depth whose loads are under way: with four, NVRTC spills 464 bytes of 16 rows' kernel."""
+"""Steps of a weight across the depth whose loads are under way: with four, NVRTC spills 464 bytes for 16 rows."""
 _MOST_SUMS = 64
 """Of a thread."""
 _MOST_SHARED = 48 << 10
