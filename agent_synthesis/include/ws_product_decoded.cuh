@@ -31,7 +31,20 @@ WS_INLINE void multiply_16(float (&sums)[4], const unsigned (&left)[4], const un
   ptx::multiply_half(sums, left, right);
 }
 
-template <class P, class Weight, Operand kLeft, DecodedTiling kTiling> struct DecodedProduct {
+// A vector in the type that is multiplied: floats of 8 bits are not it yet.
+template <class Element, class T, int kWidth> WS_INLINE Pack<Element, kWidth> in_element(const Pack<T, kWidth>& vector) {
+  if constexpr (sizeof(T) == sizeof(Element)) {
+    return vector;
+  } else {
+    Pack<Element, kWidth> made;
+#pragma unroll
+    for (int e = 0; e < kWidth; ++e) made[e] = narrow<Element>(widen(vector[e]));
+    return made;
+  }
+}
+
+// `Left`: what the left has in memory.
+template <class P, class Weight, class Left, Operand kLeft, DecodedTiling kTiling> struct DecodedProduct {
   using Element = typename P::Element;
   using Vector = Pack<Element, kTiling.width>;
   using Loads = typename Weight::Loads;
@@ -48,16 +61,16 @@ template <class P, class Weight, Operand kLeft, DecodedTiling kTiling> struct De
 
   struct Step {
     Loads weight[kAcross ? 1 : kRowTiles][kAcross ? kWidth : 2];
-    Vector left[kColumnTiles];
+    Pack<Left, kWidth> left[kColumnTiles];
     bool inside;
   };
 
-  const Element* left;
+  const Left* left;
   const Weight& weight;
   int batch, first, begin, vectors;  // the slice's first vector and how many it has
   int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
 
-  WS_INLINE DecodedProduct(const Element* operand, const Weight& given, int layer)
+  WS_INLINE DecodedProduct(const Left* operand, const Weight& given, int layer)
       : left(operand + Split<kLeft>::layer_at(layer)), weight(given), batch(layer / P::kSlices),
         first(blockIdx.x % kTiles * kTiling.rows), begin(layer % P::kSlices * (P::kSlice / kWidth)),
         vectors(P::depth_of(layer) / kWidth) {}
@@ -115,6 +128,9 @@ template <class P, class Weight, Operand kLeft, DecodedTiling kTiling> struct De
   WS_INLINE void multiply(float (&sums)[kRowTiles][kColumnTiles][4], Step& step, int number) const {
     const int k = kWidth * begin + place(number);
     const auto pair = [&](const Vector& vector, int i) { return step.inside ? reinterpret_cast<const unsigned*>(&vector)[i] : 0u; };
+    Vector lefts_of[kColumnTiles];
+#pragma unroll
+    for (int column = 0; column < kColumnTiles; ++column) lefts_of[column] = in_element<Element>(step.left[column]);
     if constexpr (kAcross) {
       Decoded rows[kWidth];
 #pragma unroll
@@ -133,7 +149,7 @@ template <class P, class Weight, Operand kLeft, DecodedTiling kTiling> struct De
           const unsigned weights[4] = {both(e, row), both(e, row + 1), both(e + 2, row), both(e + 2, row + 1)};
 #pragma unroll
           for (int column = 0; column < kColumnTiles; ++column) {
-            const unsigned lefts[2] = {pair(step.left[column], i), pair(step.left[column], i + 1)};
+            const unsigned lefts[2] = {pair(lefts_of[column], i), pair(lefts_of[column], i + 1)};
             multiply_16(sums[tile][column], weights, lefts, Element{});
           }
         }
@@ -152,7 +168,7 @@ template <class P, class Weight, Operand kLeft, DecodedTiling kTiling> struct De
           const unsigned weights[4] = {pair(rows[0], i), pair(rows[1], i), pair(rows[0], i + 1), pair(rows[1], i + 1)};
 #pragma unroll
           for (int column = 0; column < kColumnTiles; ++column) {
-            const unsigned lefts[2] = {pair(step.left[column], i), pair(step.left[column], i + 1)};
+            const unsigned lefts[2] = {pair(lefts_of[column], i), pair(lefts_of[column], i + 1)};
             multiply_16(sums[tile][column], weights, lefts, Element{});
           }
         }
@@ -188,8 +204,8 @@ template <class P, class Weight, Operand kLeft, DecodedTiling kTiling> struct De
 };
 
 // One tile. `shared` has the sums of each warp; `finish(layer, m, n, sums)` gets neighbouring columns' sums.
-template <class D, class P, class Weight, class Finish>
-WS_INLINE void multiply_decoded(const typename P::Element* __restrict__ left, const Weight& weight,
+template <class D, class P, class Left, class Weight, class Finish>
+WS_INLINE void multiply_decoded(const Left* __restrict__ left, const Weight& weight,
                                 typename D::Sums* shared, const Finish& finish) {
   const int layer = blockIdx.x / D::kTiles;
   const D product(left, weight, layer);

@@ -93,6 +93,11 @@ ACROSS = {
     "AWQ": ((16, 80, 192), {"rows": 64, "warps": 4}),
 }
 CASES |= {name: (*forms(*extents)[name], settings) for name, (extents, settings) in ACROSS.items()}
+TWICE = (
+    "fp8 twice, scales of rows", "fp8 twice, one scale each", "fp8 twice, scales of 128 repeated",
+    "fp8 twice, by `_scaled_mm`, rows", "fp8 twice, by `_scaled_mm`, one scale",
+)  # fmt: skip
+CASES |= {name: (*forms(9, 48, 256)[name], {"warps": 4}) for name in TWICE}
 CASES["experts across the depth"] = (
     lambda x, w, s: torch.bmm(x, w.to(BF16) * s),
     (rows(12, 68).reshape(3, 4, 68), whole(3, 68, 24), scales(3, 1, 24)), {"rows": 64, "warps": 4},

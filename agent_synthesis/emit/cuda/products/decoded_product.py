@@ -19,8 +19,8 @@ from agent_synthesis.emit.cuda.products.product_text import ProductText
 from agent_synthesis.emit.cuda.products.product_tiling import Tiling
 from agent_synthesis.emit.cuda.schedule import CudaSchedule
 from agent_synthesis.nests import iteration_space
-from agent_synthesis.nests.analysis.products.decoded_product import DecodedProduct, Read, decoded_product
-from agent_synthesis.nests.ir import Nest
+from agent_synthesis.nests.analysis.products.decoded_product import WEIGHT, DecodedProduct, Read, decoded_product
+from agent_synthesis.nests.ir import Nest, Type
 from agent_synthesis.schedule import Emission, Footprint
 from agent_synthesis.settings import Settings, setting
 from warpsmith.errors import IllegalMove
@@ -106,6 +106,7 @@ class CudaDecodedProduct(CudaSchedule):
         found = _decoded(nest)
         tiling = Tiling(settings.rows, stages=1, cluster=1, raster=1, promote=1, split_k=settings.split_k)
         made = _DecodedText(self.hardware, found.nest, found.product, None, tiling, widest=8)
+        made.operands.element = made.storage(found.nest.buffer(WEIGHT).type)
         heading = function_text.header(iteration_space.simplified(nest), self.name, settings)
         weight = _WeightText(made.entry, found, settings.rows // _ROW_LANES if found.is_across else 0)
         return made.emission(heading, [made.multiplied(weight, settings)], _HEADERS)
@@ -200,13 +201,14 @@ class _DecodedText(ProductText):
         self.weight = [
             *weight.lines(self.operands.element),
             "",
-            f"using {self.entry}_decoded = ws::DecodedProduct<{self.entry}_shape, {weight.name}, {self.entry}_left,",
+            f"using {self.entry}_decoded = ws::DecodedProduct<{self.entry}_shape, {weight.name}, "
+            f"{self.storage(left.operand.type)}, {self.entry}_left,",
             f"    ws::DecodedTiling{{.rows = {settings.rows}, .warps = {settings.warps}, .ahead = {settings.loaded}, "
             f".width = {weight.depth_width}}}>;",
         ]
         kinds = [f"const {self._text.function.dialect.storage[buffer.type]}*" for buffer in weight.buffers]
         passed = [f"weight_{number}" for number in range(len(kinds))]
-        arguments = [f"const {self.operands.element}* __restrict__ left"]
+        arguments = [f"const {self.storage(left.operand.type)}* __restrict__ left"]
         arguments += [f"{kind} __restrict__ {name}" for kind, name in zip(kinds, passed, strict=True)]
         threads = 32 * settings.warps
         text = [
@@ -220,6 +222,10 @@ class _DecodedText(ProductText):
         operands = [address(name) for name in (left.operand.buffer, *(buffer.name for buffer in weight.buffers))]
         blocks = self.operands.layers * -(-self._n // settings.rows)
         return Kernel(text, self.launch("product", blocks, threads, [*operands, *self.ending()], self.written()))
+
+    def storage(self, kind: Type) -> str:
+        """C++ type of what has a type in memory."""
+        return self._text.function.dialect.storage[kind]
 
     def shape(self) -> list[str]:
         """The product's type, how the left lies, and the weight."""

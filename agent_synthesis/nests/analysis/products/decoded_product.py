@@ -14,6 +14,7 @@ from typing import NamedTuple
 import torch
 
 from agent_synthesis.nests import iteration_space, memory_access
+from agent_synthesis.nests.analysis.products.factors import OF_8_BITS, along, taken_apart, varies, with_sums
 from agent_synthesis.nests.analysis.products.product_end import over_axes
 from agent_synthesis.nests.interner import Interner
 from agent_synthesis.nests.ir import (
@@ -25,7 +26,7 @@ from agent_synthesis.nests.ir import (
     Load,
     Memory,
     Nest,
-    Quotient,
+    Reduced,
     Reduction,
     Store,
     Type,
@@ -118,23 +119,6 @@ def _read(weight: Nest, load: Load, width: int, axis: str) -> Read | None:
     return None
 
 
-def along(index: Index, axis: str, extent: int) -> tuple[torch.Tensor, list[int]] | None:
-    """Where the elements along an axis are, and the steps of what is the same for all; None where the two are mixed."""
-    places, others = torch.full((extent,), index.offset), list[int]()
-    for atom, step in index.terms:
-        axes = {atom} if isinstance(atom, str) else atom.value.axes()
-        if axis not in axes:
-            others.append(step)
-        elif isinstance(atom, str):
-            places += step * torch.arange(extent)
-        elif len(axes) == 1 and (inner := along(atom.value, axis, extent)):
-            is_quotient = isinstance(atom, Quotient)
-            places += step * (inner[0] // atom.divisor if is_quotient else inner[0] % atom.divisor)
-        else:
-            return None
-    return places, others
-
-
 @remembered
 def decoded_product(nest: Nest) -> DecodedProduct | None:
     """The nest as a product of 16 bits with a computed weight, or with one that lies there; None for another."""
@@ -143,13 +127,22 @@ def decoded_product(nest: Nest) -> DecodedProduct | None:
         return None
     reduction = simple.reductions[0]
     match reduction.value:
-        case Call("mul", (Load() as left, right), Type.F32) if (weight := _stored(right, simple, left)) is not None:
-            pass
-        case Call("mul", (right, Load() as left), Type.F32) if (weight := _stored(right, simple, left)) is not None:
-            pass
-        case _:
-            return None
-    rounded = simple.buffer(left.buffer).type
+        case Call("mul", (one, other), Type.F32):
+            found = (_left_and_weight(*pair, simple) for pair in ((one, other), (other, one)))
+            made = (_decoded(simple, reduction, *each) for each in found if each is not None)
+            return next((each for each in made if each is not None), None)
+    return None
+
+
+def _decoded(
+    simple: Nest, reduction: Reduction, left: Load, rounded: Type, scales: Sequence[Expression], weight: Expression
+) -> DecodedProduct | None:
+    summed: Expression = Reduced(reduction.name, reduction.type)
+    for scale in scales:
+        summed = Call("mul", (summed, scale), Type.F32)
+    if scales:
+        stores = tuple(replace(store, value=with_sums(store.value, reduction.name, summed)) for store in simple.stores)
+        simple = replace(simple, stores=stores)
     known = {axis for part in _parts([weight]) if isinstance(part, Load | AxisValue) for axis in part.index.axes()}
     axes = [axis for axis in (*simple.parallel, *simple.reduced) if axis.name in known or axis in simple.reduced]
     place, count = Index(), 1
@@ -182,13 +175,25 @@ def decoded_product(nest: Nest) -> DecodedProduct | None:
     )
 
 
-def _stored(factor: Expression, nest: Nest, left: Load) -> Expression | None:
-    """What is stored as the factor in the left's own 16 bits; None where one of the two is no number of 16 bits."""
-    short = nest.buffer(left.buffer).type
-    if short not in (Type.F16, Type.BF16):
+def _left_and_weight(
+    left: Expression, right: Expression, nest: Nest
+) -> tuple[Load, Type, tuple[Expression, ...], Expression] | None:
+    """The left as it lies, the 16 bits of the product, what scales the left's rows, and the weight as it is stored."""
+    match left:
+        case Load(buffer, _, _) if (short := nest.buffer(buffer).type) in (Type.F16, Type.BF16):
+            weight = _stored(right, nest, short)
+            return None if weight is None else (left, short, (), weight)
+    taken = taken_apart(left, nest)
+    weight = _stored(right, nest, Type.BF16)
+    if taken is None or weight is None or any(varies(scale, nest.reduced) for scale in taken[1]):
         return None
+    return taken[0], Type.BF16, taken[1], weight
+
+
+def _stored(factor: Expression, nest: Nest, short: Type) -> Expression | None:
+    """What is stored as the factor in the product's own 16 bits; None where it is no number of 16 bits."""
     match factor:
-        case Load(buffer, _, _) if nest.buffer(buffer).type is short:
+        case Load(buffer, _, _) if nest.buffer(buffer).type in (short, *OF_8_BITS):
             return factor
         case Call("cast", (Call("cast", (value,), rounded) as stored,), Type.F32) if rounded is short:
             return value if value.type is Type.F32 else stored  # the store rounds

@@ -7,13 +7,13 @@ products of floats of 8 bits, each of which is exact in fp32, is closer.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
 
 from agent_synthesis.nests import iteration_space
-from agent_synthesis.nests.analysis.products.decoded_product import along
+from agent_synthesis.nests.analysis.products.factors import along, taken_apart, varies, with_sums
 from agent_synthesis.nests.analysis.products.product_end import over_axes
 from agent_synthesis.nests.interner import Interner
 from agent_synthesis.nests.ir import (
@@ -34,7 +34,6 @@ from agent_synthesis.nests.ir import (
 )
 from agent_synthesis.nests.product import MatrixProduct, matrix_product
 
-OF_8_BITS = (Type.E4M3, Type.E5M2)
 SCALE = "%scale"
 """The buffer that stands for a scale; nothing stores it."""
 STEP = 128
@@ -64,7 +63,7 @@ def scaled_product(nest: Nest) -> ScaledProduct | None:
     reduction = simple.reductions[0]
     match reduction.value:
         case Call("mul", (first, second), Type.F32) if reduction.operation == "sum":
-            factors = [_taken_apart(factor, simple) for factor in (first, second)]
+            factors = [taken_apart(factor, simple) for factor in (first, second)]
         case _:
             return None
     loads, summed, varying = list[Load](), Reduced(reduction.name, Type.F32), dict[str, list[Expression]]()
@@ -73,10 +72,10 @@ def scaled_product(nest: Nest) -> ScaledProduct | None:
         if factor is None:
             return None
         loads.append(factor[0])
-        varying[factor[0].buffer] = [scale for scale in factor[1] if _varies(scale, simple.reduced)]
+        varying[factor[0].buffer] = [scale for scale in factor[1] if varies(scale, simple.reduced)]
         for scale in factor[1]:
-            value = value if _varies(scale, simple.reduced) else Call("mul", (value, scale), Type.F32)
-    stores = tuple(replace(store, value=_with_sums(store.value, reduction.name, value)) for store in simple.stores)
+            value = value if varies(scale, simple.reduced) else Call("mul", (value, scale), Type.F32)
+    stores = tuple(replace(store, value=with_sums(store.value, reduction.name, value)) for store in simple.stores)
     made = replace(simple, reductions=(replace(reduction, value=Call("mul", tuple(loads), Type.F32)),), stores=stores)
     product = matrix_product(made)
     if product is None or (any(varying.values()) and product.left.buffer == product.right.buffer):
@@ -124,42 +123,3 @@ def _is_constant(scale: Nest, axis: str, step: int) -> bool:
         if found is None or any(bool((each != each[0]).any()) for each in torch.split(found[0], step)):
             return False
     return True
-
-
-def _taken_apart(factor: Expression, nest: Nest) -> tuple[Load, tuple[Expression, ...]] | None:
-    """A factor as a load of floats of 8 bits and what scales it; None where it is anything else."""
-    match factor:
-        case Load(buffer, _, Type.F32) if nest.buffer(buffer).type in OF_8_BITS:
-            return factor, ()
-        case Call("cast", (Call("cast", (value,), Type.F16 | Type.BF16),), Type.F32):
-            return _taken_apart(value, nest)
-        case Call("mul", (one, other), Type.F32):
-            for value, scale in ((one, other), (other, one)):
-                if (found := _taken_apart(value, nest)) is not None:
-                    return found[0], (*found[1], scale)
-    return None
-
-
-def _varies(value: Expression, axes: Iterable[Axis]) -> bool:
-    """Whether a value is not the same along these axes."""
-    names = {axis.name for axis in axes}
-    parts = Interner().parts([value]).values()
-    return any(isinstance(part, Load | AxisValue) and part.index.axes() & names for part in parts)
-
-
-def _with_sums(value: Expression, name: str, summed: Expression) -> Expression:
-    """The value with scaled sums in the place of sums; shared parts stay shared."""
-    done: dict[int, tuple[Expression, Expression]] = {}
-
-    def renew(part: Expression) -> Expression:
-        if id(part) not in done:
-            fresh = part
-            match part:
-                case Reduced(reduction, _) if reduction == name:
-                    fresh = summed
-                case Call(_, arguments, _):
-                    fresh = replace(part, arguments=tuple(renew(argument) for argument in arguments))
-            done[id(part)] = (part, fresh)
-        return done[id(part)][1]
-
-    return renew(value)
