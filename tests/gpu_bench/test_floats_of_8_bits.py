@@ -58,3 +58,13 @@ def test_infinities_and_nan_of_8_bits_are_compared_first() -> None:
     assert comparison.compare(eager, eager, truth).non_finite_mismatch_count == 0
     other = torch.tensor([1.0, 1.0, 1.0, float("nan")]).to(E5M2)
     assert comparison.compare(other, eager, truth).non_finite_mismatch_count == 3
+
+
+def test_what_is_rounded_to_8_bits_on_the_way_may_be_left_unrounded_and_no_64th_left_out() -> None:
+    x, w = torch.randn(128, 4096), torch.randn(128, 4096).to(E4M3).float()
+    scale = x.abs().amax(-1, keepdim=True) / 448
+    short = (x / scale).to(E4M3).float() * scale
+    truth, eager = x.double() @ w.double().t(), (short @ w.t()).bfloat16()
+    unrounded, less = (x @ w.t()).bfloat16(), (short[:, :-64] @ w[:, :-64].t()).bfloat16()
+    assert comparison.compare(unrounded, eager, truth).rms_ratio < 0.2
+    assert comparison.compare(less, eager, truth).rms_ratio > 4
