@@ -28,6 +28,7 @@ from agent_synthesis.emit.cuda.products.convolutions.convolution_product import 
 from agent_synthesis.emit.cuda.products.decoded_product import CudaDecodedProduct
 from agent_synthesis.emit.cuda.products.normalized_product import CudaNormalizedProduct
 from agent_synthesis.emit.cuda.products.reduced_product import CudaReducedProduct
+from agent_synthesis.emit.cuda.products.scaled_product import CudaScaledProduct
 from agent_synthesis.emit.cuda.products.small_product import CudaSmallProduct
 from agent_synthesis.emit.cuda.products.streamed_product import CudaStreamedProduct
 from agent_synthesis.emit.cuda.products.tensor_core_product import CudaProduct
@@ -80,7 +81,8 @@ def _cuda(card: Hardware) -> tuple[Offered, ...]:
         *_reductions(card), Offered(CudaReductionsApart(card, schedules_of_parts(card))),
         Offered(CudaRowsAndColumns(card)), Offered(CudaSegments(card)),
         Offered(CudaStreamedProduct(card)), Offered(CudaConvertedProduct(card)), Offered(CudaProduct(card)),
-        Offered(CudaSmallProduct(card)), Offered(CudaDecodedProduct(card)), Offered(CudaReducedProduct(card)),
+        Offered(CudaScaledProduct(card)), Offered(CudaSmallProduct(card)), Offered(CudaDecodedProduct(card)),
+        Offered(CudaReducedProduct(card)),
         Offered(CudaNormalizedProduct(card)), Offered(CudaAttention(card)), Offered(CudaRecurrent(card)),
         Offered(CudaBundle(card)),
     )  # fmt: skip
@@ -88,7 +90,7 @@ def _cuda(card: Hardware) -> tuple[Offered, ...]:
 
 PRODUCTS = frozenset({
     "cuda_product_streamed", "cuda_product_converted", "cuda_product", "cuda_product_simt", "cuda_product_reduced",
-    "cuda_product_columns", "cuda_product_decoded", "cuda_attention",
+    "cuda_product_columns", "cuda_product_decoded", "cuda_product_scaled", "cuda_attention",
 })  # fmt: skip
 """Schedules of matrix products and of attention, which no other schedule takes."""
 APART = "cuda_reductions_apart"

@@ -1,6 +1,6 @@
-// Warpgroup matrix products (wgmma) of 16-bit and of TF32 operands in shared memory, for sm_90a.
+// Warpgroup matrix products (wgmma) of 16-bit, of TF32 and of 8-bit float operands in shared memory, for sm_90a.
 //
-// 64 rows of A times N rows of B, 16 deep (TF32: 8), added to float accumulators in registers. Operands lie in shared memory with the
+// 64 rows of A times N rows of B, 16 deep (TF32: 8; 8 bits: 32), added to float accumulators in registers. Operands lie in shared memory with the
 // 128-byte swizzle of the copy engine, in blocks of 64 rows by 64 elements of depth (8 kilobytes; TF32: by 32): along the
 // depth, a row of the block is 128 bytes; across, as 16-bit elements may lie, 64 rows' elements of one depth are. Thread t of the warpgroup holds, of result row
 // 16 * (t / 32) + t % 32 / 4 (+ 8), columns 8 * i + 2 * (t % 4) (+ 1): accumulators 4 * i + {0, 1} are the upper row's,
@@ -74,6 +74,11 @@ template <class T> constexpr bool kIsHalf = false;
 template <> constexpr bool kIsHalf<half> = true;
 template <class T> constexpr bool kIsTf32 = false;
 template <> constexpr bool kIsTf32<tf32> = true;
+template <class T> constexpr bool kIsE4m3 = false;
+template <bool kSaturates> constexpr bool kIsE4m3<float8_e4m3<kSaturates>> = true;
+template <class T> constexpr bool kIsE5m2 = false;
+template <> constexpr bool kIsE5m2<float8_e5m2> = true;
+template <class T> constexpr bool kLiesAlong = kIsTf32<T> || kIsE4m3<T> || kIsE5m2<T>;
 
 // `sums` (+)= A * B^T for N = 2 * count of accumulators; `keep` 0 forgets what the sums held.
 #define WS_ASSEMBLY(COUNT, COLUMNS, DEPTH, TYPE, A, B, KEEP, DIRECTIONS)                                             \
@@ -89,8 +94,10 @@ template <> constexpr bool kIsTf32<tf32> = true;
 #define WS_PRODUCT(COUNT, COLUMNS, A, B, KEEP, LEFT, RIGHT)                                                          \
   template <class T, Direction kLeft, Direction kRight>                                                              \
   WS_INLINE void multiply_add(float (&sums)[COUNT], uint64 a, uint64 b, int keep) {                                  \
-    static_assert(!kIsTf32<T> || (kLeft == kAlong && kRight == kAlong), "TF32 lies along the depth");                \
+    static_assert(!kLiesAlong<T> || (kLeft == kAlong && kRight == kAlong), "only 16 bits may lie across the depth"); \
     if constexpr (kIsTf32<T>) WS_ASSEMBLY(COUNT, COLUMNS, "8", "tf32", A, B, KEEP, "");                              \
+    else if constexpr (kIsE4m3<T>) WS_ASSEMBLY(COUNT, COLUMNS, "32", "e4m3", A, B, KEEP, "");                        \
+    else if constexpr (kIsE5m2<T>) WS_ASSEMBLY(COUNT, COLUMNS, "32", "e5m2", A, B, KEEP, "");                        \
     else if constexpr (kIsHalf<T>) WS_ASSEMBLY(COUNT, COLUMNS, "16", "f16", A, B, KEEP, ", " LEFT ", " RIGHT);       \
     else WS_ASSEMBLY(COUNT, COLUMNS, "16", "bf16", A, B, KEEP, ", " LEFT ", " RIGHT);                                \
   }

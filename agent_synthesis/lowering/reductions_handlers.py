@@ -1,4 +1,4 @@
-"""Handlers of reductions and of what is built from them: softmax, norms, products with a vector.
+"""Handlers of reductions and of what is built from them: softmax, norms.
 
 Sums accumulate in f32 or wider. Variances take two steps, the mean and then the squares around it, because
 `E[x²] − E[x]²` loses every digit where the mean is large.
@@ -12,15 +12,13 @@ from typing import Any
 
 import torch
 
-from agent_synthesis.nests.ir import Expression, Index, Load, Type
+from agent_synthesis.nests.ir import Expression, Index, Type
 from agent_synthesis.nests.symbolic import (
-    Indices,
     Symbol,
     Tracer,
     broadcast,
     cast,
     common_shape,
-    constant_symbol,
     fold,
     handles,
     literal,
@@ -30,14 +28,15 @@ from agent_synthesis.nests.symbolic import (
 )
 
 
-def _combine(formula: Callable[..., Expression], *operands: Symbol) -> Symbol:
+def combine(formula: Callable[..., Expression], *operands: Symbol) -> Symbol:
     """An elementwise formula over symbols of one type, broadcast against each other."""
     shape = common_shape(operand.shape for operand in operands)
     spread = [broadcast(operand, shape) for operand in operands]
     return Symbol(tuple(shape), operands[0].type, lambda index: formula(*(s.at(index) for s in spread)))
 
 
-def _typed(value: Symbol, type_: Type) -> Symbol:
+def typed(value: Symbol, type_: Type) -> Symbol:
+    """The symbol with its elements in what a type computes in."""
     if value.type is type_:
         return value
     return Symbol(value.shape, type_, lambda index: cast(value.at(index), type_.compute))
@@ -49,9 +48,9 @@ def _dims(value: torch.Tensor, dims: Any) -> list[int]:
     return [dims] if isinstance(dims, int) else list(dims)
 
 
-def _result(tracer: Tracer, value: Symbol, out: torch.Tensor) -> Symbol:
+def as_result(tracer: Tracer, value: Symbol, out: torch.Tensor) -> Symbol:
     """The folded symbol under the result's shape (with or without the kept dimensions) and type."""
-    return _typed(reshaped(value, out.shape, tracer.extents), type_of(out.dtype))
+    return typed(reshaped(value, out.shape, tracer.extents), type_of(out.dtype))
 
 
 def _accumulator(value: Symbol, out: torch.Tensor) -> Type:
@@ -65,14 +64,15 @@ def _accumulator(value: Symbol, out: torch.Tensor) -> Type:
     )
 
 
-def _sum(value: Symbol, dims: Sequence[int], type_: Type) -> Symbol:
+def sum_over(value: Symbol, dims: Sequence[int], type_: Type) -> Symbol:
+    """The sum over dimensions, which keep extent 1."""
     return fold("sum", value, dims, type_)
 
 
 def _mean(value: Symbol, dims: Sequence[int], type_: Type) -> Symbol:
-    total = _sum(value, dims, type_)
+    total = sum_over(value, dims, type_)
     count = math.prod(value.shape[dim] for dim in dims) if value.shape else 1
-    return _combine(lambda x: op("div", x, literal(count, type_)), total)
+    return combine(lambda x: op("div", x, literal(count, type_)), total)
 
 
 @handles("sum")
@@ -80,7 +80,7 @@ def _sum_handler(
     tracer: Tracer, out: torch.Tensor, x: torch.Tensor, dim: Any = None, _keepdim: bool = False, **__: Any
 ) -> Symbol:
     value = tracer.symbol(x)
-    return _result(tracer, _sum(value, _dims(x, dim), _accumulator(value, out)), out)
+    return as_result(tracer, sum_over(value, _dims(x, dim), _accumulator(value, out)), out)
 
 
 @handles("mean")
@@ -88,7 +88,7 @@ def _mean_handler(
     tracer: Tracer, out: torch.Tensor, x: torch.Tensor, dim: Any = None, _keepdim: bool = False, **__: Any
 ) -> Symbol:
     value = tracer.symbol(x)
-    return _result(tracer, _mean(value, _dims(x, dim), _accumulator(value, out)), out)
+    return as_result(tracer, _mean(value, _dims(x, dim), _accumulator(value, out)), out)
 
 
 @handles("prod")
@@ -96,7 +96,7 @@ def _prod_handler(
     tracer: Tracer, out: torch.Tensor, x: torch.Tensor, dim: Any = None, _keepdim: bool = False, **__: Any
 ) -> Symbol:
     value = tracer.symbol(x)
-    return _result(tracer, fold("prod", value, _dims(x, dim), _accumulator(value, out)), out)
+    return as_result(tracer, fold("prod", value, _dims(x, dim), _accumulator(value, out)), out)
 
 
 def _logical(operation: str) -> Callable[..., Symbol]:
@@ -105,7 +105,7 @@ def _logical(operation: str) -> Callable[..., Symbol]:
     ) -> Symbol:
         value = tracer.symbol(x)
         truth = Symbol(value.shape, Type.BOOL, lambda index: _truth(value.at(index)))
-        return _result(tracer, fold(operation, truth, _dims(x, dim), Type.I32), out)
+        return as_result(tracer, fold(operation, truth, _dims(x, dim), Type.I32), out)
 
     return handler
 
@@ -138,7 +138,7 @@ def _moments(
     `exact_mean`: the mean is a result, so it is summed and shifted back in float64: of data about zero, a float32 would
     keep an error in proportion to the first element, thousands of times as large as the mean of millions.
     """
-    wide = _typed(value, type_)
+    wide = typed(value, type_)
     folded = {dim % max(1, len(value.shape)) for dim in dims}
     first = Symbol(
         tuple(1 if dim in folded else extent for dim, extent in enumerate(value.shape)),
@@ -146,17 +146,17 @@ def _moments(
         lambda index: wide.at(tuple(Index() if dim in folded else at for dim, at in enumerate(index))),
     )
     if mean_of_infinite:
-        first = _combine(_zero_where_infinite, first)
-    shifted = _combine(lambda x, origin: op("sub", x, origin), wide, first)
-    wide_mean = _mean(_typed(shifted, Type.F64), dims, Type.F64) if exact_mean else _mean(shifted, dims, type_)
-    mean = _typed(wide_mean, type_)
-    distance = _typed(_combine(lambda x, m: op("sub", x, m), shifted, mean), squares or type_)
-    squared = _combine(lambda d: op("mul", d, d), distance)
+        first = combine(_zero_where_infinite, first)
+    shifted = combine(lambda x, origin: op("sub", x, origin), wide, first)
+    wide_mean = _mean(typed(shifted, Type.F64), dims, Type.F64) if exact_mean else _mean(shifted, dims, type_)
+    mean = typed(wide_mean, type_)
+    distance = typed(combine(lambda x, m: op("sub", x, m), shifted, mean), squares or type_)
+    squared = combine(lambda d: op("mul", d, d), distance)
     count = math.prod(value.shape[dim] for dim in dims) if value.shape else 1
     divisor = literal(max(0.0, count - correction), distance.type)
-    variance = _combine(lambda s: op("div", s, divisor), _sum(squared, dims, distance.type))
-    total = _combine(lambda origin, m: op("add", origin, m), _typed(first, wide_mean.type), wide_mean)
-    return variance, _typed(total, type_)
+    variance = combine(lambda s: op("div", s, divisor), sum_over(squared, dims, distance.type))
+    total = combine(lambda origin, m: op("add", origin, m), typed(first, wide_mean.type), wide_mean)
+    return variance, typed(total, type_)
 
 
 def _correction(args: Sequence[Any], kwargs: dict[str, Any]) -> float:
@@ -184,20 +184,20 @@ def _variance_of(
 
 @handles("var")
 def _var(tracer: Tracer, out: torch.Tensor, x: torch.Tensor, *args: Any, **kwargs: Any) -> Symbol:
-    return _result(tracer, _variance_of(tracer, out, x, args, kwargs)[0], out)
+    return as_result(tracer, _variance_of(tracer, out, x, args, kwargs)[0], out)
 
 
 @handles("std")
 def _std(tracer: Tracer, out: torch.Tensor, x: torch.Tensor, *args: Any, **kwargs: Any) -> Symbol:
     """A deviation of 1e-30 is a float32, its square is none: squares are summed in float64, as PyTorch does."""
     variance = _variance_of(tracer, out, x, args, kwargs, squares=Type.F64)[0]
-    return _result(tracer, _combine(lambda v: op("sqrt", v), variance), out)
+    return as_result(tracer, combine(lambda v: op("sqrt", v), variance), out)
 
 
 @handles("var_mean")
 def _var_mean(tracer: Tracer, out: Any, x: torch.Tensor, *args: Any, **kwargs: Any) -> tuple[Symbol, Symbol]:
     variance, mean = _variance_of(tracer, out[0], x, args, kwargs, exact_mean=True)
-    return _result(tracer, variance, out[0]), _result(tracer, mean, out[1])
+    return as_result(tracer, variance, out[0]), as_result(tracer, mean, out[1])
 
 
 @handles("linalg_vector_norm")
@@ -205,39 +205,39 @@ def _vector_norm(
     tracer: Tracer, out: torch.Tensor, x: torch.Tensor, order: float = 2, dim: Any = None, *_: Any, **__: Any
 ) -> Symbol:
     type_ = type_of(out.dtype).compute
-    value = _typed(tracer.symbol(x), type_)
+    value = typed(tracer.symbol(x), type_)
     dims = _dims(x, dim)
-    sizes = _combine(lambda v: op("abs", v), value)
+    sizes = combine(lambda v: op("abs", v), value)
     if order == 2:
-        squares = _combine(lambda v: op("mul", v, v), value)
-        return _result(tracer, _combine(lambda s: op("sqrt", s), _sum(squares, dims, type_)), out)
+        squares = combine(lambda v: op("mul", v, v), value)
+        return as_result(tracer, combine(lambda s: op("sqrt", s), sum_over(squares, dims, type_)), out)
     if order == 1:
-        return _result(tracer, _sum(sizes, dims, type_), out)
+        return as_result(tracer, sum_over(sizes, dims, type_), out)
     if abs(order) == math.inf:
-        return _result(tracer, fold("max" if order > 0 else "min", sizes, dims, type_), out)
+        return as_result(tracer, fold("max" if order > 0 else "min", sizes, dims, type_), out)
     if order == 0:
-        count = _combine(lambda v: cast(op("ne", v, literal(0.0, v.type)), type_), value)
-        return _result(tracer, _sum(count, dims, type_), out)
-    powers = _combine(lambda v: op("pow", v, literal(order, type_)), sizes)
+        count = combine(lambda v: cast(op("ne", v, literal(0.0, v.type)), type_), value)
+        return as_result(tracer, sum_over(count, dims, type_), out)
+    powers = combine(lambda v: op("pow", v, literal(order, type_)), sizes)
     root = literal(1.0 / order, type_)
-    return _result(tracer, _combine(lambda s: op("pow", s, root), _sum(powers, dims, type_)), out)
+    return as_result(tracer, combine(lambda s: op("pow", s, root), sum_over(powers, dims, type_)), out)
 
 
 def _normalized(
     x: Symbol, mean: Symbol, variance: Symbol, eps: float, weight: Symbol | None, bias: Symbol | None
 ) -> tuple[Symbol, Symbol]:
     """((x − mean) · rstd · weight + bias, rstd)."""
-    rstd = _combine(lambda v: op("rsqrt", op("add", v, literal(eps, v.type))), variance)
-    result = _combine(lambda v, m, r: op("mul", op("sub", v, m), r), x, mean, rstd)
+    rstd = combine(lambda v: op("rsqrt", op("add", v, literal(eps, v.type))), variance)
+    result = combine(lambda v, m, r: op("mul", op("sub", v, m), r), x, mean, rstd)
     return _affine(result, weight, bias), rstd
 
 
 def _affine(value: Symbol, weight: Symbol | None, bias: Symbol | None) -> Symbol:
     type_ = value.type
     if weight is not None:
-        value = _combine(lambda v, w: op("mul", v, w), value, _typed(weight, type_))
+        value = combine(lambda v, w: op("mul", v, w), value, typed(weight, type_))
     if bias is not None:
-        value = _combine(lambda v, b: op("add", v, b), value, _typed(bias, type_))
+        value = combine(lambda v, b: op("add", v, b), value, typed(bias, type_))
     return value
 
 
@@ -258,11 +258,11 @@ def _layer_norm(
     tracer: Tracer, out: Any, x: torch.Tensor, shape: Sequence[int], weight: Any, bias: Any, eps: float
 ) -> list[Symbol]:
     type_ = type_of(x.dtype).compute
-    value = _typed(tracer.symbol(x), type_)
+    value = typed(tracer.symbol(x), type_)
     dims = list(range(x.dim() - len(shape), x.dim()))
     variance, mean = _moments(value, dims, type_, 0, exact_mean=_gives_mean(tracer))
     result, rstd = _normalized(value, mean, variance, eps, _optional(tracer, weight), _optional(tracer, bias))
-    return [_result(tracer, part, tensor) for part, tensor in zip((result, mean, rstd), out, strict=True)]
+    return [as_result(tracer, part, tensor) for part, tensor in zip((result, mean, rstd), out, strict=True)]
 
 
 @handles("native_group_norm")
@@ -280,12 +280,12 @@ def _group_norm(
 ) -> list[Symbol]:
     type_ = type_of(x.dtype).compute
     split = (batch, groups, channels // groups, inner)
-    value = reshaped(_typed(tracer.symbol(x), type_), split, tracer.extents)
+    value = reshaped(typed(tracer.symbol(x), type_), split, tracer.extents)
     variance, mean = _moments(value, [2, 3], type_, 0, exact_mean=_gives_mean(tracer))
     per_channel = (groups, channels // groups, 1)
     scale, shift = (_optional(tracer, part, per_channel) for part in (weight, bias))
     result, rstd = _normalized(value, mean, variance, eps, scale, shift)
-    return [_result(tracer, part, tensor) for part, tensor in zip((result, mean, rstd), out, strict=True)]
+    return [as_result(tracer, part, tensor) for part, tensor in zip((result, mean, rstd), out, strict=True)]
 
 
 @handles("native_batch_norm", "_native_batch_norm_legit", "_native_batch_norm_legit_no_training")
@@ -296,7 +296,7 @@ def _batch_norm(tracer: Tracer, out: Any, x: torch.Tensor, weight: Any, bias: An
     training = numbers[0] if isinstance(numbers[0], bool) else False
     eps = numbers[-1]
     type_ = type_of(x.dtype).compute
-    value = _typed(tracer.symbol(x), type_)
+    value = typed(tracer.symbol(x), type_)
     shape = (1, -1, *([1] * (x.dim() - 2)))
     wide = tuple(x.shape[1] if extent == -1 else extent for extent in shape)
     if training:
@@ -304,24 +304,24 @@ def _batch_norm(tracer: Tracer, out: Any, x: torch.Tensor, weight: Any, bias: An
         variance, mean = _moments(value, dims, type_, 0, mean_of_infinite=bool(tensors), exact_mean=bool(tensors))
         if tensors:
             count = x.numel() // x.shape[1]
-            unbiased = _combine(lambda v: op("mul", v, literal(count / max(1, count - 1), type_)), variance)
+            unbiased = combine(lambda v: op("mul", v, literal(count / max(1, count - 1), type_)), variance)
             for running, fresh in zip(tensors, (mean, unbiased), strict=True):
                 tracer.bind(running, _moved_average(tracer, running, fresh, momentum=numbers[-2]))
     else:
-        mean, variance = (_typed(_kept(tracer, part, wide), type_) for part in tensors[:2])
+        mean, variance = (typed(_kept(tracer, part, wide), type_) for part in tensors[:2])
     scale, shift = (_optional(tracer, part, wide) for part in (weight, bias))
     result, rstd = _normalized(value, mean, variance, eps, scale, shift)
     saved = (mean, rstd) if training else (None, None)  # of the stored statistics, none are given
-    return [_result(tracer, result, out[0]), *(each and _result(tracer, each, out[1]) for each in saved)]
+    return [as_result(tracer, result, out[0]), *(each and as_result(tracer, each, out[1]) for each in saved)]
 
 
 def _moved_average(tracer: Tracer, running: torch.Tensor, fresh: Symbol, momentum: float) -> Symbol:
     """The running statistic after a batch."""
-    old = _typed(tracer.symbol(running), fresh.type)
+    old = typed(tracer.symbol(running), fresh.type)
     new = reshaped(fresh, running.shape, tracer.extents)
     keep, take = literal(1 - momentum, fresh.type), literal(momentum, fresh.type)
-    return _typed(
-        _combine(lambda o, n: op("add", op("mul", n, take), op("mul", o, keep)), old, new), type_of(running.dtype)
+    return typed(
+        combine(lambda o, n: op("add", op("mul", n, take), op("mul", o, keep)), old, new), type_of(running.dtype)
     )
 
 
@@ -335,12 +335,12 @@ def _rms_norm(
 ) -> list[Symbol]:
     type_ = type_of(x.dtype).compute
     small = torch.finfo(x.dtype).eps if eps is None else eps
-    value = _typed(tracer.symbol(x), type_)
+    value = typed(tracer.symbol(x), type_)
     dims = list(range(x.dim() - len(shape), x.dim()))
-    squares = _combine(lambda v: op("mul", v, v), value)
-    rstd = _combine(lambda v: op("rsqrt", op("add", v, literal(small, v.type))), _mean(squares, dims, type_))
-    result = _affine(_combine(lambda v, r: op("mul", v, r), value, rstd), _optional(tracer, weight), None)
-    return [_result(tracer, part, tensor) for part, tensor in zip((result, rstd), out, strict=True)]
+    squares = combine(lambda v: op("mul", v, v), value)
+    rstd = combine(lambda v: op("rsqrt", op("add", v, literal(small, v.type))), _mean(squares, dims, type_))
+    result = _affine(combine(lambda v, r: op("mul", v, r), value, rstd), _optional(tracer, weight), None)
+    return [as_result(tracer, part, tensor) for part, tensor in zip((result, rstd), out, strict=True)]
 
 
 # ---- softmax and kin -----------------------------------------------------------------------------------
@@ -349,106 +349,35 @@ def _rms_norm(
 def _shifted_exponentials(value: Symbol, dims: Sequence[int]) -> tuple[Symbol, Symbol, Symbol]:
     """(x − max, exp of it, its sum)."""
     greatest = fold("max", value, dims, value.type)
-    shifted = _combine(lambda x, m: op("sub", x, m), value, greatest)
-    raised = _combine(lambda x: op("exp", x), shifted)
-    return shifted, raised, _sum(raised, dims, value.type)
+    shifted = combine(lambda x, m: op("sub", x, m), value, greatest)
+    raised = combine(lambda x: op("exp", x), shifted)
+    return shifted, raised, sum_over(raised, dims, value.type)
 
 
 @handles("_softmax")
 def _softmax(tracer: Tracer, out: torch.Tensor, x: torch.Tensor, dim: int, _: bool) -> Symbol:
-    value = _typed(tracer.symbol(x), type_of(x.dtype).compute)
+    value = typed(tracer.symbol(x), type_of(x.dtype).compute)
     _shift, raised, total = _shifted_exponentials(value, [dim] if x.dim() else [])
-    return _result(tracer, _combine(lambda e, s: op("div", e, s), raised, total), out)
+    return as_result(tracer, combine(lambda e, s: op("div", e, s), raised, total), out)
 
 
 @handles("_log_softmax")
 def _log_softmax(tracer: Tracer, out: torch.Tensor, x: torch.Tensor, dim: int, _: bool) -> Symbol:
-    value = _typed(tracer.symbol(x), type_of(x.dtype).compute)
+    value = typed(tracer.symbol(x), type_of(x.dtype).compute)
     shifted, _raised, total = _shifted_exponentials(value, [dim] if x.dim() else [])
-    return _result(tracer, _combine(lambda d, s: op("sub", d, op("log", s)), shifted, total), out)
+    return as_result(tracer, combine(lambda d, s: op("sub", d, op("log", s)), shifted, total), out)
 
 
 @handles("logsumexp")
 def _logsumexp(tracer: Tracer, out: torch.Tensor, x: torch.Tensor, dim: Any, _keepdim: bool = False) -> Symbol:
-    value = _typed(tracer.symbol(x), type_of(out.dtype).compute)
+    value = typed(tracer.symbol(x), type_of(out.dtype).compute)
     dims = _dims(x, dim)
     greatest = fold("max", value, dims, value.type)
-    finite = _combine(_zero_where_infinite, greatest)
-    raised = _combine(lambda v, m: op("exp", op("sub", v, m)), value, finite)
-    total = _sum(raised, dims, value.type)
-    return _result(tracer, _combine(lambda s, m: op("add", op("log", s), m), total, finite), out)
+    finite = combine(_zero_where_infinite, greatest)
+    raised = combine(lambda v, m: op("exp", op("sub", v, m)), value, finite)
+    total = sum_over(raised, dims, value.type)
+    return as_result(tracer, combine(lambda s, m: op("add", op("log", s), m), total, finite), out)
 
 
 def _zero_where_infinite(x: Expression) -> Expression:
     return op("where", op("isinf", x), literal(0.0, x.type), x)
-
-
-# ---- products with a vector ----------------------------------------------------------------------------
-
-
-def _product(tracer: Tracer, out: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> Symbol:
-    """Sum over k of left[..., m, k] · right[..., k, n]: a row reduction where m or n is 1, else what `product` sees."""
-    type_ = type_of(out.dtype).compute
-    a, b = _typed(tracer.symbol(left), type_), tracer.symbol(right)
-    b = _weight(b, type_) if min(out.shape[-2:]) > 1 else _typed(b, type_)
-    lead = tuple(left.shape[:-2])
-    terms = Symbol((*lead, left.shape[-2], right.shape[-1], left.shape[-1]), type_, _terms(a, b))
-    return _result(tracer, _sum(terms, [len(lead) + 2], type_), out)
-
-
-def _weight(symbol: Symbol, type_: Type) -> Symbol:
-    """The right factor of a product of matrices in the type that its products have.
-
-    One that is computed in 16 bits is rounded to them, as the library has it: tensor cores multiply nothing else.
-    """
-
-    def at(index: Indices) -> Expression:
-        value = symbol.at(index)
-        is_stored = isinstance(value, Load) or symbol.type not in (Type.F16, Type.BF16)
-        return cast(value if is_stored else cast(value, symbol.type), type_)
-
-    return Symbol(symbol.shape, type_, at)
-
-
-def _terms(a: Symbol, b: Symbol) -> Callable[[Indices], Expression]:
-    def at(index: Indices) -> Expression:
-        *lead, m, n, k = index
-        return op("mul", a.at((*lead, m, k)), b.at((*lead, k, n)))
-
-    return at
-
-
-@handles("mm", "bmm")
-def _mm(tracer: Tracer, out: torch.Tensor, left: torch.Tensor, right: torch.Tensor, *_: Any) -> Symbol:
-    return _product(tracer, out, left, right)
-
-
-@handles("mv", "dot", "vdot")
-def _mv(tracer: Tracer, out: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> Symbol:
-    type_ = type_of(out.dtype).compute
-    terms = _combine(
-        lambda a, b: op("mul", a, b), _typed(tracer.symbol(left), type_), _typed(tracer.symbol(right), type_)
-    )
-    return _result(tracer, _sum(terms, [left.dim() - 1], type_), out)
-
-
-@handles("addmm", "addmv", "baddbmm")
-def _addmm(
-    tracer: Tracer,
-    out: torch.Tensor,
-    bias: torch.Tensor,
-    left: torch.Tensor,
-    right: torch.Tensor,
-    *_: Any,
-    beta: float = 1,
-    alpha: float = 1,
-) -> Symbol:
-    handler = _mv if right.dim() == 1 else _product
-    value: Symbol = handler(tracer, out, left, right)
-    type_ = value.type.compute
-    shift = broadcast(_typed(tracer.symbol(bias), value.type), out.shape)
-    scaled = value if alpha == 1 else _combine(lambda v, s: op("mul", v, s), value, constant_symbol(alpha, type_, ()))
-    if beta == 0:
-        return scaled
-    added = shift if beta == 1 else _combine(lambda v, s: op("mul", v, s), shift, constant_symbol(beta, type_, ()))
-    return _combine(lambda v, s: op("add", v, s), scaled, added)

@@ -16,6 +16,7 @@ from agent_synthesis.graphs.graph_index import GraphIndex, byte_count
 from agent_synthesis.lowering.groups import lower
 from agent_synthesis.nests.analysis.convolution import convolves
 from agent_synthesis.nests.analysis.products.decoded_product import decoded_product
+from agent_synthesis.nests.analysis.products.scaled_product import scaled_product
 from agent_synthesis.nests.attention import attention_of
 from agent_synthesis.nests.ir import AxisValue, Call, Expression, Index, Load, Memory, Nest
 from agent_synthesis.nests.product import elements_and_rows, matrix_product
@@ -176,6 +177,8 @@ def of_nest(nest: Nest) -> analysis_pb2.Cost:
         cost.read_bytes, cost.write_bytes, cost.product_flop_count = read, write, product_flops
         return cost
     decoded = decoded_product(nest)
+    if (scaled := scaled_product(nest)) is not None:
+        nest = scaled.nest
     product = matrix_product(nest) or attention_of(nest) or (decoded.product if decoded else None)
     if product is not None:
         operations = nest.row_count * _calls(store.value for store in nest.stores)

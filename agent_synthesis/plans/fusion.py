@@ -31,9 +31,11 @@ from agent_synthesis.rewrite.calls import Replacement
 from agent_synthesis.schedule import Offered
 from agent_synthesis.settings import Settings
 from warpsmith.errors import IllegalMove
-from warpsmith.graphs import aten
+from warpsmith.graphs import aten, dtypes
 from warpsmith.v1 import task_pb2
 
+_STEPS_BACK = 4
+"""From a product to what both its factors lie in: a conversion, a scale, and views between them."""
 _MOST_IN_VAIN = 8
 """Producers in a row that are computed again and stay: residual blocks would be followed back to the first."""
 Way = Literal["moved", "again"]
@@ -196,7 +198,8 @@ def fused_with_all(
     Raises:
         IllegalMove: nothing fuses.
     """
-    result, best, least, vain = plan, plan, _work(plan, name), 0
+    begun = _with_factors(plan, name, may_join)
+    result, best, least, vain = begun, begun, _work(begun, name), 0
     refused: set[tuple[Way, str]] = set()
     reason = f"{name} has no producer"
     while vain < _MOST_IN_VAIN:
@@ -221,6 +224,37 @@ def fused_with_all(
     if best is plan:
         raise IllegalMove(reason)
     return _set_by_default(best, name)
+
+
+def _with_factors(plan: Plan, name: str, may_join: Callable[[Plan, Group], bool]) -> Plan:
+    """The plan with both factors of a product computed inside it, where a schedule takes that and neither one alone.
+
+    As many steps back as are needed, and no more: what is before them stays in memory, in as few bits as it has there.
+    """
+    nest = plan.nest(plan.group(name))
+    if not isinstance(nest, Nest) or not multiplies_matrices(nest) or len(plan.producers(plan.group(name))) < 2:
+        return plan
+    taken, last = {name}, [name]
+    for _ in range(_STEPS_BACK):
+        found = {each for one in last for each in plan.producers(plan.group(one))} - taken
+        last = [each for each in found if _is_for(plan, each, taken) and may_join(plan, plan.group(each))]
+        if not last:
+            break
+        taken |= {*last}
+        read = {tensor for each in taken for tensor in plan.reads(plan.group(each))}
+        if not any(dtypes.to_torch(plan.index.spec(each).dtype) in dtypes.FLOATS_OF_8_BITS for each in read):
+            continue  # no schedule computes both
+        with contextlib.suppress(IllegalMove):
+            return together(plan, sorted(taken, key=plan.partition.places.__getitem__))
+    return plan
+
+
+def _is_for(plan: Plan, name: str, readers: Collection[str]) -> bool:
+    """Whether a group computes element by element what these groups alone read."""
+    group, nest = plan.group(name), plan.nest(plan.group(name))
+    is_read = any(name in plan.producers(other) for other in plan.groups if other.name not in readers)
+    is_pointwise = isinstance(nest, Nest) and not passes.is_reduction(nest) and not multiplies_matrices(nest)
+    return is_pointwise and not is_read and not group.members and group.engine != "written"
 
 
 def together(plan: Plan, names: Sequence[str]) -> Plan:

@@ -16,6 +16,8 @@ import torch
 
 from gpu_bench.judging.comparison_kernel import Seen, compare_blocks, compile_ahead, is_for
 from gpu_bench.judging.magnitudes import Magnitudes
+from gpu_bench.truth.floats_of_8_bits import AS_IF_OF, before_rounding
+from warpsmith.graphs import dtypes
 from warpsmith.v1 import judging_pb2, verdict_pb2
 
 BLOCK = 4096
@@ -119,39 +121,44 @@ def compare(
     """Compares one output.
 
     `candidate` and `eager` have the output's type, `truth` is float64 for float outputs (elements of complex ones are
-    counted as two); all of one shape. `eager` and
+    counted as two, those in 8 bits stand for what rounds to them); all of one shape. `eager` and
     `truth` are on one device, which the candidate may still have to travel to. `terms_floor` is 4u·Σ|terms| of a
     small output, else 0. Eager's rms error counts as no more than `most_error`, and as no less than `sparse_floor` in
     blocks where few elements have any: the error of one is small by luck. `output` is the caller's
     to set.
     """
-    shape = parts_of(candidate).shape
-    candidate, eager, truth = (parts_of(tensor).reshape(-1) for tensor in (candidate, eager, truth))
+    is_of_8_bits = candidate.dtype in dtypes.FLOATS_OF_8_BITS
+    if not is_of_8_bits:
+        candidate, eager, truth = map(parts_of, (candidate, eager, truth))
+    shape, dtype = candidate.shape, AS_IF_OF if is_of_8_bits else candidate.dtype
+    candidate, eager, truth = (tensor.reshape(-1) for tensor in (candidate, eager, truth))
     if not eager.is_floating_point():
         return _compare_exact(candidate.to(eager.device), eager, truth)
     if candidate.numel() == 0:
         return verdict_pb2.OutputError(kernelbench_close=True)
-    sums = _Sums(candidate.dtype, forgiveness)
+    sums = _Sums(dtype, forgiveness)
     # Values of unusual families leave few elements of a kind, whose errors are small by luck.
-    magnitudes = None if forgiveness.worst_block_for_all else Magnitudes(candidate.numel(), BLOCK, shape)
-    tolerance = KERNELBENCH_TOLERANCE.get(candidate.dtype, 1e-4)
+    magnitudes = None if forgiveness.worst_block_for_all else Magnitudes(candidate.numel(), BLOCK, shape, dtype)
+    tolerance = KERNELBENCH_TOLERANCE.get(dtype, 1e-4)
     close = True
     for start, arrived in _arriving(candidate, eager.device):
         part = slice(start, start + arrived.numel())
-        given = (arrived, eager[part], truth[part])
+        known = truth[part]
+        given = before_rounding(arrived, known), before_rounding(eager[part], known), known
         seen = compare_blocks(*given, BLOCK, forgiving=forgiveness.nan_stands_for_any_non_finite)
         if seen is not None:
             is_close = sums.add_seen(seen, start)
         else:
             sums.add(*given, start)
-            is_close = torch.allclose(arrived, eager[part], rtol=tolerance, atol=tolerance)
+            is_close = torch.allclose(given[0], given[1], rtol=tolerance, atol=tolerance)
         if magnitudes is not None:
             magnitudes.add(*given, start)
         close = close and is_close
     least = None
     if sparse_floor:
         parts = zip(*(torch.split(each, _CHUNK) for each in (eager, truth)), strict=True)
-        least = torch.cat([torch.where(_is_of_few(own - known), sparse_floor, 0.0) for own, known in parts])
+        errors = (before_rounding(own, known) - known for own, known in parts)
+        least = torch.cat([torch.where(_is_of_few(each), sparse_floor, 0.0) for each in errors])
     error = sums.finish(terms_floor, most_error, truth, least, magnitudes)
     if error.worst_index >= 0:
         error.worst_value = float(candidate[error.worst_index])
@@ -178,8 +185,9 @@ def of(observed: judging_pb2.Observation) -> verdict_pb2.Comparison:
 
 
 def parts_of(tensor: torch.Tensor) -> torch.Tensor:
-    """Complex numbers as real and imaginary parts, each of which is judged as a number; all else as it is."""
-    return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
+    """Complex numbers as real and imaginary parts, each of which is judged as a number; floats of 8 bits in 32; all
+    else as it is."""
+    return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else dtypes.computable(tensor)
 
 
 def rehearse() -> None:

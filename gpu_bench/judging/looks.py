@@ -192,6 +192,6 @@ def small(result: torch.Tensor, eager: torch.Tensor, yard: Yardstick) -> float:
 
 
 def _by_magnitude(result: torch.Tensor, eager: torch.Tensor, truth: torch.Tensor) -> Magnitudes:
-    seen = Magnitudes(eager.numel(), comparison.BLOCK, eager.shape)
+    seen = Magnitudes(eager.numel(), comparison.BLOCK, eager.shape, eager.dtype)
     seen.add(result.reshape(-1), eager.reshape(-1), truth.reshape(-1))
     return seen

@@ -36,9 +36,11 @@ _MOST_ELEMENTS = 1 << 19
 
 
 class Magnitudes:
-    """Of one output of `count` elements, chunk by chunk; `block`: elements that are taken together; `shape`: of all."""
+    """Of one output of `count` elements, chunk by chunk; `block`: elements that are taken together; `shape`: of all;
+    `dtype`: whose roundings count."""
 
-    def __init__(self, count: int, block: int, shape: Sequence[int]) -> None:
+    def __init__(self, count: int, block: int, shape: Sequence[int], dtype: torch.dtype) -> None:
+        self._dtype = dtype
         self._share, self._block, self._shape = min(1.0, _MOST_ELEMENTS / count), block, shape
         self._generator = torch.Generator().manual_seed(secrets.randbits(63))
         self._sums: torch.Tensor | None = None
@@ -47,16 +49,16 @@ class Magnitudes:
         """[magnitudes, levels]: elements that are alone with their magnitude in 16 bits, by how far they are off."""
 
     def add(self, candidate: torch.Tensor, eager: torch.Tensor, truth: torch.Tensor, start: int = 0) -> None:
-        """Takes flat tensors in, from element `start` on; those of candidate and eager have the output's type."""
+        """Takes flat tensors in, from element `start` on."""
         (candidate, eager, truth), places = self._drawn(candidate, eager, truth)
         truth = truth.double()
-        rounded = truth.to(candidate.dtype)
+        rounded = truth.to(self._dtype)
         counts = torch.isfinite(truth) & torch.isfinite(candidate) & torch.isfinite(eager) & (truth != 0.0)
         known = torch.where(counts, truth, 1.0)
         sizes = known.abs()
-        if candidate.itemsize < 4:
+        if self._dtype.itemsize < 4:
             sizes, is_alone = _usual_beside(sizes, counts, start + places, self._shape)
-            step = torch.finfo(candidate.dtype).eps / 4
+            step = torch.finfo(self._dtype).eps / 4
             self._add_alone(candidate - known, eager - known, sizes, step, counts & is_alone)
             counts = counts & ~is_alone
         bins = _bins(sizes)

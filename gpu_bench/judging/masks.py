@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from warpsmith.graphs import dtypes
+
 _FACTORS: Mapping[Callable[..., Any], tuple[int, int]] = {
     torch.ops.aten.mm.default: (0, 1),
     torch.ops.aten.bmm.default: (0, 1),
@@ -114,9 +116,10 @@ def excused(candidate: torch.Tensor, truth: torch.Tensor, skipped: torch.Tensor,
     """
     size = skipped.abs().nan_to_num_(0.0, 0.0, 0.0)
     reach = _WITHIN.get(candidate.dtype, 1e-3) * (size + size.mean())
-    is_open = ~truth.isfinite() & ((candidate - skipped).abs() <= reach)
-    if not bool((candidate.isnan() & ~added.isnan() & truth.isfinite()).any()):
-        is_open |= candidate.isnan() & added.isnan()
+    given = dtypes.computable(candidate)
+    is_open = ~truth.isfinite() & ((given - skipped).abs() <= reach)
+    if not bool((given.isnan() & ~added.isnan() & truth.isfinite()).any()):
+        is_open |= given.isnan() & added.isnan()
     return torch.where(is_open, truth.to(candidate.dtype), candidate)
 
 

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 import torch
 
 from gpu_bench.judging.comparison import count_of_large
+from gpu_bench.truth.floats_of_8_bits import before_rounding
 from warpsmith.v1 import verdict_pb2
 
 FAR = 4.0
@@ -50,7 +51,7 @@ def is_far_by_luck(error: verdict_pb2.OutputError, candidate: torch.Tensor, trut
 def is_of_few(candidate: torch.Tensor, truth: torch.Tensor) -> bool:
     """Whether the errors of at most `MOST_SHARE` of the elements make up their sum of squares, as (Σe²)²/Σe⁴ counts."""
     parts = zip(*(torch.split(each.reshape(-1), _CHUNK) for each in (candidate, truth)), strict=True)
-    count = count_of_large(part.to(known.device) - known for part, known in parts)
+    count = count_of_large(before_rounding(part.to(known.device), known) - known for part, known in parts)
     return 0.0 < count <= MOST_SHARE * truth.numel()
 
 
@@ -72,5 +73,5 @@ def excused(
         if not if_many:
             return candidate
         is_open &= span > span.reshape(-1).topk(most + 1, sorted=False).values.min()
-    is_open &= (candidate - truth).abs() <= 2.0 * span
+    is_open &= (before_rounding(candidate, truth) - truth).abs() <= 2.0 * span
     return torch.where(is_open, truth.to(candidate.dtype), candidate)

@@ -57,7 +57,8 @@ _CONTRACTING = frozenset({
 })  # fmt: skip
 _COPIES = frozenset({"to", "_to_copy", "clone", "contiguous"})
 _SUMMING = frozenset({"sum", "mean"})
-_PRODUCTS = frozenset({"linear", "matmul", "mm", "bmm", "addmm", "baddbmm", "einsum", "mv", "dot"})
+_PRODUCTS = frozenset({"linear", "matmul", "mm", "bmm", "addmm", "baddbmm", "einsum", "mv", "dot", "_scaled_mm"})
+_SCALING = frozenset({"mul", "div", "float", "reshape", "type_as"})
 _DIAGONAL = frozenset({"diag", "diag_embed", "eye"})
 
 
@@ -313,6 +314,8 @@ class _Counter:
                 continue
             if "conv" in _operation(node):
                 convolutions += count
+            elif self._is_of_8_bits(node):
+                reduced += count // 2  # at twice the rate
             elif self._is_reduced(node):
                 reduced += count
             else:
@@ -376,14 +379,26 @@ class _Counter:
         """Whether one product of 16-bit operands may do the work."""
         return self._tf32 or any(map(self._is_narrow, tensor_names(aten.arguments_of(node))))
 
+    def _is_of_8_bits(self, node: graph_pb2.Node) -> bool:
+        """Whether a product of two in floats of 8 bits, scaled afterwards, may do the work."""
+        factors = [name for name in tensor_names(node.args) if len(self._specs[name].shape) > 1][:2]
+        return _operation(node) in _PRODUCTS and len(factors) == 2 and all(map(self._is_scaled, factors))
+
+    def _is_scaled(self, name: str) -> bool:
+        """Whether a tensor's values are floats of 8 bits times a scale."""
+        if dtypes.to_torch(self._specs[name].dtype) in dtypes.FLOATS_OF_8_BITS:
+            return True
+        node = self._producer.get(name)
+        is_made = node is not None and (_operation(node) in _COPIES | _SCALING or name in self._alias)
+        return is_made and any(map(self._is_scaled, tensor_names(node.args if node is not None else ())))
+
     def _is_narrow(self, name: str) -> bool:
         """Whether a tensor's values have 16 bits, whatever type holds them now."""
         if self._specs[name].dtype in (tensor_pb2.DTYPE_FLOAT16, tensor_pb2.DTYPE_BFLOAT16):
             return True
         node = self._producer.get(name)
-        if node is None or not (_operation(node) in _COPIES or name in self._alias):
-            return False
-        return any(map(self._is_narrow, tensor_names(node.args)))
+        is_made = node is not None and (_operation(node) in _COPIES or name in self._alias)
+        return is_made and any(map(self._is_narrow, tensor_names(node.args if node is not None else ())))
 
     def _has_diagonal_factor(self, node: graph_pb2.Node) -> bool:
         """Whether a product with a diagonal matrix is written as a full one."""

@@ -279,7 +279,7 @@ class Answers:
             if not (eager.is_floating_point() or eager.is_complex()):
                 continue
             off, size = plausible.off_and_size(eager, truth)
-            least = 1e3 * torch.finfo(eager.dtype).smallest_normal
+            least = 1e3 * torch.finfo(comparison.parts_of(eager).dtype).smallest_normal
             types, size = [*self.reference.types, eager.dtype], max(size, nothing)
             without = max(plausible.share(types) * size, 16.0 * floor, least)
             allowed = max(plausible.share(types, rounds_to_tf32=self.reference.rounds_to_tf32) * size, without)

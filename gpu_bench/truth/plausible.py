@@ -15,7 +15,8 @@ import torch
 
 from gpu_bench.judging.comparison import parts_of
 from gpu_bench.judging.comparison_kernel import compare_blocks
-from warpsmith.graphs import aten
+from gpu_bench.truth.floats_of_8_bits import before_rounding
+from warpsmith.graphs import aten, dtypes
 from warpsmith.program_steps import tensor_names
 from warpsmith.v1 import graph_pb2, task_pb2, tensor_pb2
 
@@ -92,8 +93,8 @@ def _factors(node: graph_pb2.Node) -> set[str]:
 
 
 def off_and_size(eager: torch.Tensor, truth: torch.Tensor) -> tuple[float, float]:
-    """rms of eager's error and of the truth, over the elements where both are finite."""
-    eager, truth = parts_of(eager), parts_of(truth)
+    """rms of eager's error and of the truth, over the elements where both are finite; without a rounding to 8 bits."""
+    eager, truth = parts_of(before_rounding(eager, truth)), parts_of(truth)
     if (seen := _seen_by_kernel(eager.reshape(-1), truth.reshape(-1))) is not None:
         return seen
     squares, sizes, count = 0.0, 0.0, 0
@@ -115,7 +116,9 @@ def disagreement(names: Sequence[str], eager: Sequence[torch.Tensor], truth: Seq
     A product of 30,000 numbers of any magnitude leaves the range of its type and comes back, at other elements in
     every order of the same factors: there eager and float64 disagree in what is finite, and so would anyone.
     """
-    for name, narrow, exact in zip(names, map(parts_of, eager), map(parts_of, truth), strict=True):
+    for name, given, known in zip(names, eager, truth, strict=True):
+        is_of_8_bits = given.dtype in dtypes.FLOATS_OF_8_BITS  # what is too large for them may be the largest
+        narrow, exact = parts_of(given), parts_of(known.to(given.dtype) if is_of_8_bits else known)
         if not narrow.is_floating_point():
             continue
         differ = 0

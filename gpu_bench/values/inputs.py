@@ -16,6 +16,7 @@ import torch
 
 from gpu_bench.values import integers, sorting
 from warpsmith.contract import words
+from warpsmith.graphs import dtypes
 from warpsmith.graphs.task_module import seed_generator
 from warpsmith.models.proposed_values import BASES, OFFSETS, SCALES, SHARES, SPECIALS, Recipe, recipe_of
 from warpsmith.v1 import judging_pb2, verdict_pb2
@@ -29,7 +30,8 @@ _BEYOND = 0.875
 _NOT_FINITE = (math.inf, -math.inf, math.nan)
 
 Draw = Callable[[Sequence[int], torch.dtype, torch.Generator], torch.Tensor]
-"""(shape, float dtype, generator) → contiguous tensor of that shape, on the generator's device."""
+"""(shape, float dtype, generator) → contiguous tensor of that shape, on the generator's device; in float32 of values
+for floats of 8 bits."""
 
 UNUSUAL = frozenset({
     verdict_pb2.VALUE_FAMILY_LARGE, verdict_pb2.VALUE_FAMILY_TINY, verdict_pb2.VALUE_FAMILY_NON_FINITE,
@@ -120,6 +122,24 @@ def _values(
     resembling: bool,
 ) -> torch.Tensor:
     """Contiguous or expanded values for one input, or the input itself."""
+    wide = dtypes.computable(leaf)
+    values = _values_in(leaf.dtype, wide, family, seed, legal, restraint, generator, resembling)
+    if wide is leaf:
+        return values
+    return leaf if values is wide else _of_8_bits(values, leaf.dtype)
+
+
+def _values_in(
+    dtype: torch.dtype,
+    leaf: torch.Tensor,
+    family: verdict_pb2.ValueFamily.ValueType,
+    seed: int,
+    legal: judging_pb2.Legal | None,
+    restraint: judging_pb2.Restraint,
+    generator: torch.Generator,
+    resembling: bool,
+) -> torch.Tensor:
+    """As `_values`, for a leaf of `dtype` that has its values in one to compute with."""
     is_proposed = family == verdict_pb2.VALUE_FAMILY_PROPOSED
     is_handful = family == verdict_pb2.VALUE_FAMILY_NON_FINITE and integers.is_handful(seed)
     if not (leaf.is_floating_point() or leaf.is_complex()):
@@ -142,7 +162,16 @@ def _values(
     if leaf.is_complex():
         part = leaf.dtype.to_real()
         return torch.complex(draw(leaf.shape, part, generator), draw(leaf.shape, part, generator))
-    return draw(leaf.shape, leaf.dtype, generator)
+    return draw(leaf.shape, dtype, generator)
+
+
+def _of_8_bits(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Rounded; what is too large is the largest, and so is an infinity where a type has none."""
+    limits = torch.finfo(dtype)
+    held = values.clamp(limits.min, limits.max)
+    if dtype == torch.float8_e5m2:
+        held = torch.where(values.isinf(), values, held)
+    return held.to(dtype)
 
 
 def _rare(
@@ -236,16 +265,20 @@ def _in_layout_of(leaf: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
 
 
 def _normal(shape: Sequence[int], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
-    return torch.randn(shape, dtype=dtype, device=generator.device, generator=generator)
+    return torch.randn(shape, dtype=_drawn_in(dtype), device=generator.device, generator=generator)
 
 
 def _uniform(shape: Sequence[int], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
-    return torch.rand(shape, dtype=dtype, device=generator.device, generator=generator)
+    return torch.rand(shape, dtype=_drawn_in(dtype), device=generator.device, generator=generator)
+
+
+def _drawn_in(dtype: torch.dtype) -> torch.dtype:
+    return torch.float32 if dtype in dtypes.FLOATS_OF_8_BITS else dtype
 
 
 def _large(shape: Sequence[int], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
     limit = torch.finfo(dtype).max / 2
-    return (_normal(shape, dtype, generator) * 1e4).clamp_(-limit, limit)
+    return (_normal(shape, dtype, generator) * min(1e4, limit / 2)).clamp_(-limit, limit)
 
 
 def _tiny(shape: Sequence[int], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
@@ -256,7 +289,7 @@ def _tiny(shape: Sequence[int], dtype: torch.dtype, generator: torch.Generator) 
 def _mixed(shape: Sequence[int], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
     exponent = _uniform(shape, torch.float32, generator) * 8.0 - 4.0
     sign = torch.where(_uniform(shape, torch.float32, generator) < 0.5, -1.0, 1.0)
-    return (sign * torch.pow(10.0, exponent)).to(dtype)
+    return (sign * torch.pow(10.0, exponent)).to(_drawn_in(dtype))
 
 
 def _constant_rows(shape: Sequence[int], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:

@@ -19,7 +19,7 @@ import torch
 from gpu_bench.judging import guard
 from gpu_bench.timing import floor
 from gpu_bench.values import inputs, members, sorting
-from warpsmith.graphs import task_module
+from warpsmith.graphs import dtypes, task_module
 from warpsmith.v1 import graph_pb2, judging_pb2, task_pb2, timing_pb2, verdict_pb2
 
 TASK_VALUES_FIXED = timing_pb2.FLAG_TASK_VALUES_FIXED
@@ -90,11 +90,12 @@ def lost(outputs: Sequence[torch.Tensor]) -> int:
     """How many elements are not finite; of what is not laid out by strides none are counted."""
     floats = [each for each in outputs if each.is_floating_point() or each.is_complex()]
     strided = [each for each in floats if each.layout == torch.strided]
-    return sum(int((~(each if each.element_size() > 1 else each.half()).isfinite()).sum()) for each in strided)
+    return sum(int((~dtypes.computable(each).isfinite()).sum()) for each in strided)
 
 
 def seen(leaf: torch.Tensor) -> torch.Tensor:
-    """What is looked at of an input: all of integers, some of many floats, spread evenly."""
+    """What is looked at of an input: all of integers, some of many floats, spread evenly; floats of 8 bits in 32."""
+    leaf = dtypes.computable(leaf)
     if not (leaf.is_floating_point() or leaf.is_complex()) or leaf.numel() <= _LOOKED_AT:
         return leaf
     return leaf.reshape(-1)[:: leaf.numel() // _LOOKED_AT].clone()

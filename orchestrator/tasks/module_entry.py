@@ -20,6 +20,8 @@ PRESENT_IN_JAIL = frozenset({"torch", "numpy"})
 """Packages that every worker can import; their sources are not carried."""
 
 _FLOATING = ("float64", "float32", "float16", "bfloat16")
+_OF_8_BITS = ("float8_e4m3fn", "float8_e5m2")
+"""Floats that PyTorch draws in other types alone."""
 _INTEGER = ("int64", "int32", "int16", "int8", "uint8")
 _MOST_ELEMENTS = 1 << 48
 _SPEC = re.compile(r"(?P<dtype>\w+)\s*\[(?P<shape>[\d\s,]*)\]")
@@ -101,7 +103,7 @@ def write_entry(module: str, class_name: str, inputs: Sequence[str], init: Seque
 def _draw(spec: str) -> str:
     """The expression that draws one input."""
     match = _SPEC.fullmatch(spec.strip())
-    dtypes = (*_FLOATING, *_INTEGER, "bool")
+    dtypes = (*_FLOATING, *_OF_8_BITS, *_INTEGER, "bool")
     if match is None or match["dtype"] not in dtypes:
         raise BadInput(f"--input {spec!r}: write dtype[shape], such as float32[16,16384]; dtypes: {', '.join(dtypes)}")
     dtype = match["dtype"]
@@ -113,6 +115,8 @@ def _draw(spec: str) -> str:
         raise BadInput(f"--input {spec[:80]!r}: more elements than any machine holds")
     if dtype in _FLOATING:
         return f"torch.randn({shape}, dtype=torch.{dtype})"
+    if dtype in _OF_8_BITS:
+        return f"torch.randn({shape}).to(torch.{dtype})"
     if dtype == "bool":
         return f"torch.rand({shape}) < 0.5"
     # Integers are mostly indices: small ones are valid in any table worth the name.

@@ -55,6 +55,16 @@ def test_of_a_product_only_the_triangle_that_is_kept_must_be_made():
     assert work(lambda a, b: torch.relu(a @ b), a, b).product_flops == whole
 
 
+def test_a_product_of_two_in_floats_of_8_bits_counts_half_of_one_in_16():
+    x, w = torch.randn(64, 32).to(torch.float8_e4m3fn), torch.randn(48, 32).to(torch.float8_e4m3fn)
+    one, rows, flops = torch.ones(()), torch.ones(64, 1).bfloat16(), 2 * 64 * 48 * 32
+    by_library = work(lambda x, w, s: torch._scaled_mm(x, w.t(), s, s, out_dtype=torch.bfloat16), x, w, one)
+    written_out = work(lambda x, w, s: (x.bfloat16() * s) @ w.bfloat16().T, x, w, rows)
+    one_alone = work(lambda x, w: x @ w.bfloat16().T, x.bfloat16(), w)
+    found = [(each.product_flops, each.reduced_product_flops) for each in (by_library, written_out, one_alone)]
+    assert found == [(0, flops // 2), (0, flops // 2), (0, flops)]
+
+
 def test_a_triangle_counts_half_and_gathered_rows_count_themselves():
     assert work(torch.tril, torch.rand(64, 64)).input_bytes == 64 * 64 * 2
     rows = work(lambda table, index: table(index), torch.tensor([1, 2]), layers=(nn.Embedding(1000, 8),))

@@ -66,6 +66,11 @@ def test_missing_files_and_directories_are_named(tmp_path: Path) -> None:
         intake.read(intake.Request(str(tmp_path)))
 
 
+def test_inputs_in_floats_of_8_bits_are_drawn_in_32() -> None:
+    entry = module_entry.write_entry("torch.nn", "Identity", ["float8_e4m3fn[4,8]"], [])
+    assert "torch.randn((4, 8)).to(torch.float8_e4m3fn)" in entry
+
+
 @pytest.mark.parametrize(
     ("spec", "message"),
     [

@@ -44,6 +44,8 @@ if not hasattr(torch, 'unusual'):  # loaded again in one process, it would take 
 doubled, count = torch.unusual
 """
 
+_E4M3, _E5M2 = "torch.float8_e4m3fn", "torch.float8_e5m2"
+
 MODULES = {
     "a value that is read": source("", "return x * x.sum().item()"),
     "an operation of its own": source("", "return torch.relu(doubled(torch.sin(x)))", before=_OWN),
@@ -90,6 +92,37 @@ MODULES = {
     "weights of 8-bit floats": source(
         "self.register_buffer('w', torch.randn(32, 8).to(torch.float8_e4m3fn))",
         "return x @ (self.w.to(x.dtype) * 0.5)",
+    ),
+    "floats of 8 bits that come in": source("", "return x.to(torch.bfloat16) * 2", f"[torch.randn(8, 32).to({_E5M2})]"),
+    "rows in floats of 8 bits": source(
+        "",
+        "return (x.to(torch.bfloat16) * rest[1]) @ (rest[0].to(torch.bfloat16) * rest[2]).t()",
+        f"[torch.randn(32, 64).to({_E4M3}), torch.randn(48, 64).to({_E4M3}), torch.rand(32, 1).bfloat16(), "
+        "torch.rand(48, 1).bfloat16()]",
+    ),
+    "a scaled product": source(
+        "self.w = torch.nn.Buffer(torch.randn(48, 64).to(torch.float8_e4m3fn))",
+        "return torch._scaled_mm(x, self.w.t(), rest[0], rest[1], out_dtype=torch.bfloat16)",
+        f"[torch.randn(32, 64).to({_E4M3}), torch.rand(32, 1), torch.rand(1, 48)]",
+    ),
+    "a scaled product of whole tensors": source(
+        "self.w = torch.nn.Buffer(torch.randn(48, 64).to(torch.float8_e4m3fn))",
+        "return torch._scaled_mm(x, self.w.t(), rest[0], rest[1], out_dtype=torch.float32)",
+        f"[torch.randn(32, 64).to({_E4M3}), torch.rand(()), torch.rand(())]",
+    ),
+    "rounded to floats of 8 bits": source(
+        "", "scale = x.abs().amax(-1, keepdim=True) / 448\nreturn (x / scale).to(torch.float8_e4m3fn), scale"
+    ),
+    "a norm in floats of 8 bits": source(
+        "self.n = torch.nn.LayerNorm(256).bfloat16()",
+        "return self.n(x).to(torch.float8_e5m2)",
+        "[torch.randn(64, 256).bfloat16()]",
+    ),
+    "a product of what is rounded to floats of 8 bits": source(
+        "self.w = torch.nn.Buffer(torch.randn(48, 64).to(torch.float8_e4m3fn))",
+        "scale = x.abs().amax(-1, keepdim=True) / 448\nshort = (x / scale).to(torch.float8_e4m3fn)\n"
+        "return (short.float() * scale) @ self.w.float().t()",
+        "[torch.randn(32, 64)]",
     ),
     "arguments by name only": source("", "return x * 2", MATRIX)
     .replace("*rest):", "*, scale, negate=True):")

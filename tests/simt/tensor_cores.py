@@ -18,7 +18,7 @@ from warpsmith.v1 import candidate_pb2, tensor_pb2
 
 _HEADERS = {path.name: path.read_text() for path in (Path(__file__).parent / "tensor_cores").glob("*.cuh")}
 _PARAMETER = re.compile(r"const __grid_constant__ ws::TensorMap (\w+)")
-_BYTES = {tensor_pb2.DTYPE_FLOAT16: 2, tensor_pb2.DTYPE_BFLOAT16: 2}
+_BYTES = {tensor_pb2.DTYPE_FLOAT16: 2, tensor_pb2.DTYPE_BFLOAT16: 2, tensor_pb2.DTYPE_UINT8: 1}
 
 
 def program_with_tensor_cores(nest: Nest, emission: Emission) -> candidate_pb2.Program:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 import pytest
 import torch
+from quantised_forms import forms
 from simulated import simulation_of, wrong_values
 from test_products import nest_of
 from torch.nn.functional import gelu, linear
@@ -76,10 +78,36 @@ CASES: dict[str, tuple[Callable[..., torch.Tensor], tuple[torch.Tensor, ...], di
     "experts": (of_experts, (rows(12, 64).reshape(3, 4, 64), whole(3, 20, 64), scales(3, 20, 1)), {"warps": 4}),
 }  # fmt: skip
 
+_SETTINGS = {"warps": 4, "rows": 16}
+FORMS = (
+    "int8, a scale of the depth [1, K]", "int8, a scale after the product [N]", "int8 in groups of 4",
+    "zero points taken away in int32", "int4, high nibble first", "int4 less eight", "int4 by sign shifts",
+    "int4 in words, shifts in another order", "GPTQ", "NF4", "fp8, scales of blocks repeated",
+    "fp8, scales of blocks in a view",
+)  # fmt: skip
+ACROSS = {
+    "int8 in [K, N], scales [N]": ((9, 72, 128), {"rows": 64, "warps": 4}),
+    "int8 in [K, N], scales [K, 1]": ((5, 40, 64), {"rows": 32, "warps": 4, "loaded": 2}),
+    "int8 in [K, N], in groups": ((33, 40, 320), {"rows": 32, "warps": 4, "split_k": 2}),
+    "fp8 in [K, N]": ((2, 20, 64), {"rows": 32, "warps": 4}),
+    "AWQ": ((16, 80, 192), {"rows": 64, "warps": 4}),
+}
+CASES |= {name: (*forms(*extents)[name], settings) for name, (extents, settings) in ACROSS.items()}
+TWICE = (
+    "fp8 twice, scales of rows", "fp8 twice, one scale each", "fp8 twice, scales of 128 repeated",
+    "fp8 twice, by `_scaled_mm`, rows", "fp8 twice, by `_scaled_mm`, one scale",
+)  # fmt: skip
+CASES |= {name: (*forms(9, 48, 256)[name], {"warps": 4}) for name in TWICE}
+CASES["experts across the depth"] = (
+    lambda x, w, s: torch.bmm(x, w.to(BF16) * s),
+    (rows(12, 68).reshape(3, 4, 68), whole(3, 68, 24), scales(3, 1, 24)), {"rows": 64, "warps": 4},
+)  # fmt: skip
+CASES |= {name: (*forms(9, 40, 128)[name], _SETTINGS) for name in FORMS}
+
 
 def made(name: str) -> tuple[Nest, Emission]:
     function, args, settings = CASES[name]
-    nest = nest_of(f"decoded {name}".replace(",", ""), function, *args)
+    nest = nest_of(re.sub(r"\W+", " ", f"decoded {name}").strip(), function, *args)
     return nest, CudaDecodedProduct(H200).emit(nest, DecodedSettings(**settings))
 
 

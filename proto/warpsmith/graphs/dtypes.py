@@ -34,8 +34,10 @@ _TO_TORCH: Final[Mapping[tensor_pb2.Dtype.ValueType, torch.dtype]] = {
 }
 _FROM_TORCH: Final[Mapping[torch.dtype, tensor_pb2.Dtype.ValueType]] = {t: d for d, t in _TO_TORCH.items()}
 
-_STORED: Final = frozenset({torch.float8_e4m3fn, torch.float8_e5m2, torch.uint16, torch.uint32, torch.uint64})
+_STORED: Final = frozenset({torch.uint16, torch.uint32, torch.uint64})
 """Types of parameters, buffers and results in between alone."""
+FLOATS_OF_8_BITS: Final = frozenset({torch.float8_e4m3fn, torch.float8_e5m2})
+"""Types that hold values, and that PyTorch computes little with but products."""
 
 
 def to_torch(dtype: tensor_pb2.Dtype.ValueType) -> torch.dtype:
@@ -74,7 +76,7 @@ def require_comparable(dtype: torch.dtype, what: str) -> None:
 
 def computable(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor, or a copy in float32 of one of 8-bit floats, which nothing computes with."""
-    return tensor.float() if tensor.is_floating_point() and tensor.element_size() == 1 else tensor
+    return tensor.float() if tensor.dtype in FLOATS_OF_8_BITS else tensor
 
 
 def is_supported(dtype: torch.dtype) -> bool:

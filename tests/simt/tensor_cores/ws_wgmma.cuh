@@ -1,5 +1,6 @@
-// What `ws_wgmma.cuh` does, on a CPU, for 16-bit operands: each thread works out its own accumulators, at once. A step of 16 of
-// depth is exact, and its sum with what was there is rounded towards zero, as tensor cores do.
+// What `ws_wgmma.cuh` does, on a CPU, for operands of 16 and 8 bits: each thread works out its own accumulators, at once. A step of
+// 32 bytes of depth is exact, and its sum with what was there is rounded towards zero, as tensor cores do: of 8 bits to 14 bits of
+// the largest that is added (DeepSeek-AI 2024, DeepSeek-V3 Technical Report, section 3.3.2).
 #pragma once
 #include "ws_barrier.cuh"
 #include "ws_product_shape.cuh"
@@ -24,11 +25,15 @@ template <> constexpr bool kIsHalf<half> = true;
 template <class T> constexpr bool kIsTf32 = false;
 template <> constexpr bool kIsTf32<tf32> = true;
 
-// Sixteen of depth of a row.
-template <class T, Direction kDirection> WS_INLINE void read_row(double (&to)[16], uint64 operand, int row) {
+template <class T> constexpr int kDeep = 32 / sizeof(T);  // of a product
+template <class T> constexpr bool kIsOf8Bits = sizeof(T) == 1;
+
+// The elements of a row that a product takes.
+template <class T, Direction kDirection> WS_INLINE void read_row(double (&to)[kDeep<T>], uint64 operand, int row) {
+  static_assert(!kIsOf8Bits<T> || kDirection == kAlong, "only 16 bits may lie across the depth");
   const uint64 begin = (operand & 0xffffffffffffull) << 4, next = operand >> 48 << 4;
-  for (int k = 0; k < 16; ++k) {
-    const uint64 at = kDirection == kAlong ? begin + row / 8 * 1024 + row % 8 * 128 + k * 2
+  for (int k = 0; k < kDeep<T>; ++k) {
+    const uint64 at = kDirection == kAlong ? begin + row / 8 * 1024 + row % 8 * 128 + k * sizeof(T)
                                            : begin + row / 64 * next + k / 8 * 1024 + k % 8 * 128 + row % 64 * 2;
     to[k] = widen(*reinterpret_cast<const T*>(swizzled(at)));
   }
@@ -39,16 +44,27 @@ WS_INLINE float towards_zero(double sum) {
   return fabs(static_cast<double>(nearest)) > fabs(sum) ? nextafterf(nearest, 0.0f) : nearest;
 }
 
+// What is left of a sum whose largest summand is `largest`.
+WS_INLINE float of_14_bits(double sum, double largest) {
+  if (!(largest > 0.0) || isinf(largest)) return static_cast<float>(sum);
+  const double step = exp2(floor(log2(largest)) - 13.0);
+  return static_cast<float>(trunc(sum / step) * step);
+}
+
 template <class T, Direction kRight, int kCount>
-WS_INLINE void multiply_rows(float (&sums)[kCount], const double (&rows)[2][16], uint64 b, int keep) {
+WS_INLINE void multiply_rows(float (&sums)[kCount], const double (&rows)[2][kDeep<T>], uint64 b, int keep) {
   for (int i = 0; i < kCount; i += 4) {
     for (int e = 0; e < 2; ++e) {
-      double column[16];
+      double column[kDeep<T>];
       read_row<T, kRight>(column, b, 2 * i + threadIdx.x % 4 * 2 + e);
       for (int lower = 0; lower < 2; ++lower) {
-        double sum = keep ? sums[i + 2 * lower + e] : 0.0;
-        for (int k = 0; k < 16; ++k) sum += rows[lower][k] * column[k];
-        sums[i + 2 * lower + e] = towards_zero(sum);
+        double sum = keep ? sums[i + 2 * lower + e] : 0.0, largest = fabs(sum);
+        for (int k = 0; k < kDeep<T>; ++k) {
+          const double term = rows[lower][k] * column[k];
+          sum += term;
+          largest = fmax(largest, fabs(term));
+        }
+        sums[i + 2 * lower + e] = kIsOf8Bits<T> ? of_14_bits(sum, largest) : towards_zero(sum);
       }
     }
   }
@@ -58,7 +74,7 @@ template <class T, Direction kLeft, Direction kRight, int kCount>
 WS_INLINE void multiply_add(float (&sums)[kCount], uint64 a, uint64 b, int keep) {
   if constexpr (!kIsTf32<T>) {
     const int row = threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
-    double rows[2][16];
+    double rows[2][kDeep<T>];
     for (int lower = 0; lower < 2; ++lower) read_row<T, kLeft>(rows[lower], a, row + 8 * lower);
     multiply_rows<T, kRight>(sums, rows, b, keep);
   }

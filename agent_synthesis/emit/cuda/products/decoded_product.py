@@ -19,8 +19,8 @@ from agent_synthesis.emit.cuda.products.product_text import ProductText
 from agent_synthesis.emit.cuda.products.product_tiling import Tiling
 from agent_synthesis.emit.cuda.schedule import CudaSchedule
 from agent_synthesis.nests import iteration_space
-from agent_synthesis.nests.analysis.products.decoded_product import DecodedProduct, Read, decoded_product
-from agent_synthesis.nests.ir import Nest
+from agent_synthesis.nests.analysis.products.decoded_product import WEIGHT, DecodedProduct, Read, decoded_product
+from agent_synthesis.nests.ir import Nest, Type
 from agent_synthesis.schedule import Emission, Footprint
 from agent_synthesis.settings import Settings, setting
 from warpsmith.errors import IllegalMove
@@ -29,6 +29,10 @@ MOST_ROWS = 64
 """Of the left: above, the weight is used so often that computing it for each tile of the left is the work."""
 _WHOLE_COLUMNS = 8
 """Of the left's rows, in a product of tensor cores."""
+_ROW_LANES = 8
+"""Lanes of a warp that have rows of their own."""
+_MOST_LOADED_ACROSS = 2
+"""Steps of a weight across the depth whose loads are under way: with four, NVRTC spills 464 bytes for 16 rows."""
 _MOST_SUMS = 64
 """Of a thread."""
 _MOST_SHARED = 48 << 10
@@ -37,7 +41,7 @@ _HEADERS = (
     "ws_ptx.cuh", "ws_types.cuh", "ws_math.cuh", "ws_split.cuh", "ws_vectors.cuh", "ws_product_shape.cuh",
     "ws_product_decoded.cuh",
 )  # fmt: skip
-_MEMBERS = ("Loads", "load", "decode", "at", "made")
+_MEMBERS = ("Loads", "kAcross", "load", "decode", "at", "made")
 """What the struct calls things of its own."""
 
 
@@ -59,7 +63,7 @@ class CudaDecodedProduct(CudaSchedule):
     settings = DecodedSettings
 
     def accepts(self, nest: Nest) -> bool:
-        """A product of 16 bits, of 2 to 64 rows, whose weight is read along the depth."""
+        """A product of 16 bits, of 2 to 64 rows, whose weight is read in vectors of the depth or of its rows."""
         found = decoded_product(nest)
         return (
             found is not None
@@ -72,13 +76,17 @@ class CudaDecodedProduct(CudaSchedule):
         """More rows of the weight where blocks are many, each of which reads the left; slices where they are few."""
         _, m, n, _ = _decoded(nest).product.extents
         busy = 2 * self.hardware.sm_count
-        rows = max((rows for rows in (16, 32, 64) if n // rows >= busy and _sums(rows, m) <= _MOST_SUMS), default=16)
+        possible = [rows for rows in _row_counts(nest) if _sums(rows, m) <= _MOST_SUMS]
+        if _decoded(nest).is_across:  # vectors are as long as there are rows
+            rows = max(possible, default=min(_row_counts(nest)))
+        else:
+            rows = max((rows for rows in possible if n // rows >= busy), default=16)
         slices = max((count for count in _slice_counts(nest) if count * -(-n // rows) <= busy), default=1)
         return DecodedSettings(rows=rows, split_k=slices)
 
     def alternatives(self, nest: Nest, current: DecodedSettings) -> Sequence[DecodedSettings]:
         """One change away."""
-        changes = current.one_change_away(split_k=_slice_counts(nest))
+        changes = current.one_change_away(split_k=_slice_counts(nest), rows=_row_counts(nest))
         return geometry.legal(changes, lambda settings: self._require(nest, settings))
 
     def footprint(self, nest: Nest, settings: DecodedSettings) -> Footprint:
@@ -98,8 +106,9 @@ class CudaDecodedProduct(CudaSchedule):
         found = _decoded(nest)
         tiling = Tiling(settings.rows, stages=1, cluster=1, raster=1, promote=1, split_k=settings.split_k)
         made = _DecodedText(self.hardware, found.nest, found.product, None, tiling, widest=8)
+        made.operands.element = made.storage(found.nest.buffer(WEIGHT).type)
         heading = function_text.header(iteration_space.simplified(nest), self.name, settings)
-        weight = _WeightText(made.entry, found)
+        weight = _WeightText(made.entry, found, settings.rows // _ROW_LANES if found.is_across else 0)
         return made.emission(heading, [made.multiplied(weight, settings)], _HEADERS)
 
     def _require(self, nest: Nest, settings: DecodedSettings) -> None:
@@ -109,8 +118,12 @@ class CudaDecodedProduct(CudaSchedule):
             IllegalMove: names the limit.
         """
         if not self.accepts(nest):
-            raise IllegalMove(f"{nest.name} is no product of 16 bits of few rows whose weight is read along the depth")
+            raise IllegalMove(f"{nest.name} is no product of 16 bits of few rows whose weight is read in vectors")
         _, m, _, _ = _decoded(nest).product.extents
+        if settings.rows not in _row_counts(nest):
+            raise IllegalMove(f"{nest.name}: its weight is not read in vectors of {settings.rows // _ROW_LANES} rows")
+        if _decoded(nest).is_across and settings.loaded > _MOST_LOADED_ACROSS:
+            raise IllegalMove(f"{nest.name}: vectors of {settings.loaded} steps across the depth spill")
         if settings.split_k not in _slice_counts(nest):
             raise IllegalMove(f"{nest.name}: {settings.split_k} slices leave one empty")
         sums = _sums(settings.rows, m)
@@ -118,7 +131,9 @@ class CudaDecodedProduct(CudaSchedule):
             raise IllegalMove(f"{nest.name}: {sums} sums of a thread, of {_MOST_SUMS} at most")
         if (shared := _shared_bytes(settings, m)) > _MOST_SHARED:
             raise IllegalMove(f"{nest.name}: {shared} bytes of shared memory for sums, of {_MOST_SHARED} at most")
-        held = sums + settings.loaded * (4 * settings.rows // 8 + 4 * _column_tiles(m))
+        width = _decoded(nest).width
+        held = sums + settings.loaded * (width * settings.rows // 16 + 4 * _column_tiles(m))
+        held += width * settings.rows // 16 if _decoded(nest).is_across else 0  # what becomes pairs of the depth
         threads = 32 * settings.warps
         geometry.require_block(self.hardware, nest, threads=threads, shared_bytes=shared, held_registers=held)
 
@@ -126,19 +141,21 @@ class CudaDecodedProduct(CudaSchedule):
 class _WeightText:
     """The struct that reads and computes a weight."""
 
-    def __init__(self, entry: str, found: DecodedProduct) -> None:
-        self.name, self.width = f"{entry}_weight", found.width
+    def __init__(self, entry: str, found: DecodedProduct, across: int) -> None:
+        """`across`: rows of a vector, of a weight that lies across the depth; 0 of one that lies along it."""
+        self.name, self.depth_width, self._across = f"{entry}_weight", found.width, across
+        self._axis, self._width = ("n", across) if across else ("k", found.width)
         self._weight = found.weight
         self.buffers = [buffer for buffer in found.weight.buffers if not buffer.written]
-        self._reads = found.reads(found.width)
+        self._reads = found.reads(self._width, self._axis)
 
     def lines(self, element: str) -> list[str]:
         """The struct; `element`: the C++ type of what it gives."""
         weight = self._weight
-        text = kernel_text.KernelText(weight, "k", self.width, reserved=_MEMBERS)
+        text = kernel_text.KernelText(weight, self._axis, self._width, reserved=_MEMBERS)
         function, (store,) = text.function, weight.stores
-        outer = [axis.name for axis in weight.parallel if axis.name != "k"]
-        numbers = {"batch": 0, "n": 1}
+        outer = [axis.name for axis in weight.parallel if axis.name != self._axis]
+        numbers = {"batch": 0, "n": 1, "k": 1}
         places = [f"    const {text.offset} {function.axes[name]} = at[{numbers[name]}];" for name in outer]
         kinds = [
             f"ws::Pack<{function.dialect.storage[text.storage(read.load.buffer)]}, {read.width}>"
@@ -146,18 +163,22 @@ class _WeightText:
         ]
         names = [function.names.take(f"{function.buffers[read.load.buffer]}_pack") for read in self._reads]
         at = f"const int (&at)[2], int {text.begin}"
-        lines = [f"  using Loads = ws::List<{', '.join(kinds)}>;", ""]
+        lines = [
+            f"  using Loads = ws::List<{', '.join(kinds)}>;",
+            f"  static constexpr int kAcross = {self._across};",
+            "",
+        ]
         for k, (read, kind) in enumerate(zip(self._reads, kinds, strict=True)):
             address_of = text.address(read.load.buffer, read.load, text.begin)
             loaded = f"    return ws::load<{read.width}, ws::kShared>({address_of});"
             lines += generated_struct.function(f"{kind} load(ws::VectorLoad<{k}>, {at}) const", [*places, loaded])
         inner = generated_struct.body(text, outer)
-        inner.line(f"ws::Pack<{element}, {self.width}> made;")
+        inner.line(f"ws::Pack<{element}, {self._width}> made;")
         settled = [(read.load, _element(text, read, name)) for read, name in zip(self._reads, names, strict=True)]
         text.elements(inner, [store.value], lambda each: each.store(store, f"made[{text.lane}]"), settled=settled)
         inner.line("return made;")
         given = [f"const {kind}& {name}" for kind, name in zip(kinds, names, strict=True)]
-        head = f"ws::Pack<{element}, {self.width}> decode({', '.join([at, *given])}) const"
+        head = f"ws::Pack<{element}, {self._width}> decode({', '.join([at, *given])}) const"
         lines += generated_struct.function(head, [*places, *inner.lines])
         pointers = [f"  {text.argument(buffer)};" for buffer in self.buffers]
         return [f"struct {self.name} {{", *pointers, *lines, "};"]
@@ -180,13 +201,14 @@ class _DecodedText(ProductText):
         self.weight = [
             *weight.lines(self.operands.element),
             "",
-            f"using {self.entry}_decoded = ws::DecodedProduct<{self.entry}_shape, {weight.name}, {self.entry}_left,",
+            f"using {self.entry}_decoded = ws::DecodedProduct<{self.entry}_shape, {weight.name}, "
+            f"{self.storage(left.operand.type)}, {self.entry}_left,",
             f"    ws::DecodedTiling{{.rows = {settings.rows}, .warps = {settings.warps}, .ahead = {settings.loaded}, "
-            f".width = {weight.width}}}>;",
+            f".width = {weight.depth_width}}}>;",
         ]
         kinds = [f"const {self._text.function.dialect.storage[buffer.type]}*" for buffer in weight.buffers]
         passed = [f"weight_{number}" for number in range(len(kinds))]
-        arguments = [f"const {self.operands.element}* __restrict__ left"]
+        arguments = [f"const {self.storage(left.operand.type)}* __restrict__ left"]
         arguments += [f"{kind} __restrict__ {name}" for kind, name in zip(kinds, passed, strict=True)]
         threads = 32 * settings.warps
         text = [
@@ -201,6 +223,10 @@ class _DecodedText(ProductText):
         blocks = self.operands.layers * -(-self._n // settings.rows)
         return Kernel(text, self.launch("product", blocks, threads, [*operands, *self.ending()], self.written()))
 
+    def storage(self, kind: Type) -> str:
+        """C++ type of what has a type in memory."""
+        return self._text.function.dialect.storage[kind]
+
     def shape(self) -> list[str]:
         """The product's type, how the left lies, and the weight."""
         lines = super().shape()
@@ -212,6 +238,12 @@ def _decoded(nest: Nest) -> DecodedProduct:
     found = decoded_product(nest)
     assert found is not None, nest
     return found
+
+
+def _row_counts(nest: Nest) -> tuple[int, ...]:
+    """Of a block's tile: any, or as many as lanes read in vectors of rows."""
+    found = _decoded(nest)
+    return tuple(_ROW_LANES * width for width in found.across) if found.is_across else (16, 32, 64)
 
 
 def _column_tiles(m: int) -> int:

@@ -29,7 +29,10 @@ from warpsmith.v1 import candidate_pb2, tensor_pb2
 SPLIT_THREADS = 256
 WARP_DEPTH = 1024
 """Depth up to which a warp splits a row, and not a block."""
-_ELEMENTS = {Type.F32: "float", Type.F16: "ws::half", Type.BF16: "ws::bfloat16"}
+_ELEMENTS = {
+    Type.F32: "float", Type.F16: "ws::half", Type.BF16: "ws::bfloat16",
+    Type.E4M3: "ws::bfloat16", Type.E5M2: "ws::bfloat16",
+}  # fmt: skip
 POINTERS = {
     "left": "const float* __restrict__ ", "right": "const float* __restrict__ ", "roots": "float* __restrict__ ",
     "ranges": "ws::Measured* __restrict__ ", "marks": "ws::Marks* ",

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from agent_synthesis.emit.spelling import CUDA
 from agent_synthesis.nests.ir import Nest, Type
 from agent_synthesis.nests.product import MatrixProduct, Operand
 from warpsmith.hardware import TENSOR_MAP_DIMENSIONS, Feature
@@ -61,6 +62,12 @@ ENGINES = {
 """`fp16x3` and `tf32x3` multiply floats to more than a float's accuracy (see `ws_split.cuh`): the second keeps it for
 rows whose elements are 2^115 apart, which the first leaves to a repair, and takes twice as long. `tf32` is for users
 who allow PyTorch the same."""
+
+OF_8_BITS = {
+    kind: Engine(CUDA.storage[kind], tensor_pb2.DTYPE_UINT8, 1, parts=1, cost=1, sums=2)
+    for kind in (Type.E4M3, Type.E5M2)
+}
+"""Of floats of 8 bits, whose sums are promoted: see `ws_product_promoted.cuh`."""
 
 
 def engines(nest: Nest, product: MatrixProduct) -> Sequence[EngineName]:

@@ -165,20 +165,20 @@ class ProductText:
 
     def product(self) -> Kernel:
         """The product's kernel."""
-        roots = "left_roots, right_roots" if self.operands.parts > 1 else "nullptr, nullptr"
-        call, passed = ("multiply_holding", "") if self._tiling.overlapped else ("multiply", f"{roots}, ")
+        tiling, (parameters, passed, buffers) = self._tiling, self.given()
+        call = self.multiply("multiply_holding" if tiling.overlapped else "multiply")
         arguments = [f"const __grid_constant__ ws::TensorMap {side.name}" for side in self.operands.sides]
-        bounds = f"__launch_bounds__({self.entry}_shape::kThreads, {self._tiling.blocks})"
+        bounds = f"__launch_bounds__({self.entry}_shape::kThreads, {tiling.blocks})"
         text = [
-            *self.signature(f"{bounds} {self.entry}_product", [*arguments, *self._roots()]),
-            f"  ws::{self.multiply(call)}<{self.entry}_shape>(left, right, {passed}{self.end_value()});",
+            *self.signature(f"{bounds} {self.entry}_product", [*arguments, *parameters]),
+            f"  ws::{call}<{self.entry}_shape>(left, right, {passed}{self.end_value()});",
             "}",
         ]
-        maps, tiling = [self.operands.map(side) for side in self.operands.sides], self._tiling
+        maps = [self.operands.map(side) for side in self.operands.sides]
         resident = tiling.blocks * self.hardware.resident_clusters(tiling.cluster)
         grid = min(self.cluster_count(), resident) * tiling.cluster
         record = geometry.record(
-            f"{self.entry}_product", grid, self.threads(), [*maps, *self.ending()],
+            f"{self.entry}_product", grid, self.threads(), [*maps, *map(address, buffers), *self.ending()],
             self.written(), cluster=tiling.cluster, shared_bytes=self.shared_bytes(),
         )  # fmt: skip
         return Kernel(text, record)
@@ -186,6 +186,11 @@ class ProductText:
     def multiply(self, call: str) -> str:
         """The function of `ws` that multiplies, where the usual one is `call`."""
         return call
+
+    def given(self) -> tuple[list[str], str, list[str]]:
+        """What is between the operands and the end: parameters, how they are passed on, and buffers beside roots."""
+        passed = "left_roots, right_roots, " if self.operands.parts > 1 else "nullptr, nullptr, "
+        return self._roots(), "" if self._tiling.overlapped else passed, []
 
     def threads(self) -> int:
         """Of a block of the product's kernel."""
@@ -236,14 +241,10 @@ class ProductText:
         sides = ("left", "right") if self.operands.parts > 1 else ()
         return [f"const float* __restrict__ {side}_roots" for side in sides]
 
-    def _is_end(self, whole: bool) -> bool:
-        """Whether a kernel ends with the nest's stores, not with the sums of slices."""
-        return whole or self._tiling.split_k == 1
-
     def signature(self, name: str, arguments: list[str], *, whole: bool = False) -> list[str]:
         """The head of a kernel with these parameters, and then what its end needs."""
         ends = [f"{self._pointer(buffer)} {self._passed(buffer.name)}" for buffer in self._end.buffers]
-        ends = ends if self._is_end(whole) else ["float* __restrict__ slices"]
+        ends = ends if whole or self._tiling.split_k == 1 else ["float* __restrict__ slices"]
         return [f'extern "C" __global__ void {name}(', *kernel_text.wrapped([*arguments, *ends])]
 
     def _passed(self, buffer: str) -> str:
@@ -253,7 +254,7 @@ class ProductText:
 
     def end_value(self, *, whole: bool = False) -> str:
         """What a kernel makes of sums: the nest's stores, or (unless `whole`) a slice's."""
-        if not self._is_end(whole):
+        if not whole and self._tiling.split_k > 1:
             return f"ws::SliceEnd<{self.entry}_shape>{{slices}}"
         return f"{self.entry}_end{{{', '.join(self._passed(buffer.name) for buffer in self._end.buffers)}}}"
 
@@ -274,11 +275,11 @@ class ProductText:
 
     def ends(self) -> list[str]:
         """Buffers that a kernel's end gets."""
-        return [buffer.name for buffer in self._end.buffers] if self._is_end(False) else self.written()
+        return [buffer.name for buffer in self._end.buffers] if self._tiling.split_k == 1 else self.written()
 
     def written(self) -> list[str]:
         """Buffers that a kernel's end writes."""
-        if not self._is_end(False):
+        if self._tiling.split_k > 1:
             return [self.operands.workspace("slices")]
         return [buffer.name for buffer in self._end.buffers if buffer.written]
 
