@@ -286,6 +286,103 @@ def _scaled_sum(m: Any, x: Tensor, h: Tensor, _: Tensor) -> Any:
     return h
 
 
+# ---- cells that PyTorch has no call for
+
+
+def _reset_before(m: Any, x: Tensor, h: Tensor, _: Tensor) -> Any:
+    """A GRU as in its first paper (Cho et al., 2014)."""
+    outputs = []
+    for t in range(x.shape[0]):
+        z, r = torch.sigmoid(m.both2(torch.cat((x[t], h), 1))).chunk(2, 1)
+        made = torch.tanh(m.both_g(torch.cat((x[t], r * h), 1)))
+        h = (1 - z) * h + z * made
+        outputs.append(m.out(h))
+    return torch.stack(outputs), h
+
+
+def _minimal(m: Any, x: Tensor, h: Tensor, _: Tensor) -> Any:
+    """Minimal gated unit (Zhou et al., 2016)."""
+    for t in range(x.shape[0]):
+        f = torch.sigmoid(m.xf(x[t]) + m.hf(h))
+        h = (1 - f) * h + f * torch.tanh(m.xg(x[t]) + m.hg(f * h))
+    return h
+
+
+def _forget_gate_alone(m: Any, x: Tensor, h: Tensor, _: Tensor) -> Any:
+    """One gate, and no product in the new state (Heck and Salem, 2017)."""
+    outputs = []
+    for t in range(x.shape[0]):
+        f = torch.sigmoid(m.xf(x[t]) + m.hf(h))
+        h = f * h + (1 - f) * torch.tanh(m.xg(x[t]))
+        outputs.append(h)
+    return torch.stack(outputs, 1)
+
+
+def _peepholes(m: Any, x: Tensor, h: Tensor, c: Tensor) -> Any:
+    """Gates that see the memory (Gers and Schmidhuber, 2000)."""
+    outputs = []
+    for t in range(x.shape[0]):
+        i, f, g, o = (m.x4(x[t]) + m.bare4(h)).chunk(4, 1)
+        i, f = torch.sigmoid(i + m.peep[0] * c), torch.sigmoid(f + m.peep[1] * c)
+        c = f * c + i * torch.tanh(g)
+        h = torch.sigmoid(o + m.peep[2] * c) * torch.tanh(c)
+        outputs.append(h)
+    return torch.stack(outputs), c
+
+
+def _hard_lstm(m: Any, x: Tensor, h: Tensor, c: Tensor) -> Any:
+    for t in range(x.shape[0]):
+        i, f, g, o = (m.x4(x[t]) + m.h4(h)).chunk(4, 1)
+        c = F.hardsigmoid(f) * c + F.hardsigmoid(i) * F.hardtanh(g)
+        h = F.hardsigmoid(o) * F.hardtanh(c)
+    return h, c
+
+
+def _memories(m: Any, x: Tensor, h: Tensor, c: Tensor) -> Any:
+    """An LSTM whose memories are read after each step."""
+    memories = []
+    for t in range(x.shape[0]):
+        i, f, g, o = (m.x4(x[t]) + m.h4(h)).chunk(4, 1)
+        c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
+        h = torch.sigmoid(o) * torch.tanh(c)
+        memories.append(c)
+    return torch.stack(memories), h
+
+
+def _multiplied_memory(m: Any, x: Tensor, h: Tensor, c: Tensor) -> Any:
+    """A matrix for the memory, too."""
+    for t in range(x.shape[0]):
+        i, f, g, o = (m.x4(x[t]) + m.h4(h) + m.bare4(c)).chunk(4, 1)
+        c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
+        h = torch.sigmoid(o) * torch.tanh(c)
+    return h, c
+
+
+def _residual(m: Any, x: Tensor, h: Tensor, _: Tensor) -> Any:
+    """Leaky units: a step of Euler's method."""
+    outputs = []
+    for t in range(x.shape[0]):
+        h = h + 0.1 * (torch.tanh(m.xi(x[t]) + m.hi(h)) - h)
+        outputs.append(h)
+    return torch.stack(outputs)
+
+
+def _added_input(m: Any, x: Tensor, h: Tensor, _: Tensor) -> Any:
+    """An input that no layer made, scaled by unit."""
+    x = F.pad(x, (0, max(0, m.hidden - x.shape[2])))[:, :, : m.hidden]
+    for t in range(x.shape[0]):
+        h = torch.tanh(x[t] * m.scale + m.hi(h))
+    return h
+
+
+def _highway(m: Any, x: Tensor, h: Tensor, _: Tensor) -> Any:
+    """A gate of the input alone, and gelu."""
+    for t in range(x.shape[0]):
+        gate = torch.sigmoid(m.xg(x[t]))
+        h = gate * F.gelu(m.both_i(torch.cat((h, x[t]), 1))) + (1 - gate) * h
+    return h
+
+
 LSTM: dict[str, Steps] = {
     "beside, i f g o": _lstm(_beside, "ifgo"),
     "two layers, i f o g": _lstm(_two, "ifog"),
@@ -322,3 +419,16 @@ GRU: dict[str, Steps] = {
     "a complement that resets": _gru_complement,
 }
 PLAIN: dict[str, Steps] = {"tanh written out": _written_tanh, "a sum that is scaled": _scaled_sum}
+OTHERS: dict[str, Steps] = {
+    "a reset before the product": _reset_before,
+    "a minimal gated unit": _minimal,
+    "a forget gate alone": _forget_gate_alone,
+    "peepholes": _peepholes,
+    "hard functions": _hard_lstm,
+    "memories that are read": _memories,
+    "a memory that is multiplied": _multiplied_memory,
+    "a residual": _residual,
+    "an input that no layer made": _added_input,
+    "a highway": _highway,
+}
+"""Steps of products of states and of what each unit computes by itself."""

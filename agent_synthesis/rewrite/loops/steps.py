@@ -270,15 +270,31 @@ class _Steps:
         if lanes in self._known or self.is_given(lanes) or any(state[: len(lanes)] == lanes for state in self._states):
             return
         depths = [self._depths.depth(lane) - self._base for lane in lanes]
-        if all(depth < step for step, depth in enumerate(depths[1:], 1)):
-            self._states.append(lanes)
-            return
+        is_early = all(depth < step for step, depth in enumerate(depths[1:], 1))
         made = self._alikes.of(lanes)
+        if is_early and (made is None or not self._is_made_early(lanes, made)):
+            self._states.append(lanes)
+        if is_early:
+            return
         if made is None or len(self._known) > _MOST_CALLS:
             raise Differs
         own = zip(lanes, self._chain, self._chain[1:], strict=False)
         if not all(self._depths.is_behind(lane, before) or lane == after for lane, before, after in own):
             raise Differs
+        self._walk_to(lanes, made)
+
+    def _is_made_early(self, lanes: Lanes, made: Alike) -> bool:
+        """Whether tensors that need no state of the step before are made of others alike, from the first step on: they
+        are no states themselves then."""
+        known, states = {**self._known}, [*self._states]
+        try:
+            self._walk_to(lanes, made)
+        except Differs:
+            self._known, self._states = known, states
+            return False
+        return True
+
+    def _walk_to(self, lanes: Lanes, made: Alike) -> None:
         self._known[lanes] = None
         for value in made.lanes.values():
             for each in value if isinstance(value, list) else [value]:

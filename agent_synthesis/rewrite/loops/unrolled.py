@@ -1,7 +1,7 @@
 """The rule of loops that were unrolled: steps of a recurrent network as one call on the whole sequence.
 
 The one idea: a loop in Python is a chain of equal cells in the graph, each with its states from the one before. PyTorch
-has a call for all of them, whose weights a kernel may keep on chip (`emit/cuda/recurrent.py`); what the steps read, and
+has a call for all of them, whose weights a kernel may keep on chip (`emit/cuda/recurrences`); what the steps read, and
 what is done to each state alike, is done once to all steps. Loops are found in `networks`, what lies together in
 `together`. Not of a training step: its backward reads what each step made, which the one call does not give.
 """
@@ -9,7 +9,7 @@ what is done to each state alike, is done once to all steps. Loops are found in 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Set
+from collections.abc import Callable, Iterable, Set
 
 import torch
 
@@ -18,10 +18,10 @@ from agent_synthesis.graphs.graph_index import GraphIndex
 from agent_synthesis.rewrite.calls import Draft, Named, Replacement, shape
 from agent_synthesis.rewrite.loops.assembly import assembled, dependents_of
 from agent_synthesis.rewrite.loops.joins import Join, joins
-from agent_synthesis.rewrite.loops.networks import Network, networks
+from agent_synthesis.rewrite.loops.networks import Elements, Network, networks, others
 from agent_synthesis.rewrite.loops.together import Together
 from warpsmith.errors import BadInput
-from warpsmith.graphs import aten, dtypes, result_specs
+from warpsmith.graphs import aten, dtypes
 from warpsmith.program_steps import tensor_names
 
 
@@ -42,14 +42,38 @@ class Unrolled:
 
 
 def replacements(index: GraphIndex) -> dict[str, Replacement]:
-    """For each loop, by the call that ends its last step, what becomes of the graph; made once."""
+    """For each loop of a cell that PyTorch has a call for, by the call that ends its last step, what becomes of the
+    graph; made once."""
     known: dict[str, Replacement] | None = index.known.get(Unrolled)
     if known is None:
-        known = index.known[Unrolled] = {} if index.graph.gradients else _found(index)
+        known = index.known[Unrolled] = {} if index.graph.gradients else _found(index, networks)
     return known
 
 
-def _found(index: GraphIndex) -> dict[str, Replacement]:
+class Stepped:
+    """Steps of a loop, of a cell that PyTorch has no call for, are one call that makes a step's calls for each.
+
+    Holds as `Unrolled` does. What no step makes is multiplied for all steps at once, columns of a layer apart, so sums
+    of a product are added in another order. Worth it where a kernel takes the call.
+    """
+
+    name = "stepped"
+    effect = "runs all steps of a loop in one kernel, and what follows each of them once"
+
+    def replacement(self, index: GraphIndex, node: str) -> Replacement | None:
+        return replacements_by_steps(index).get(node)
+
+
+def replacements_by_steps(index: GraphIndex) -> dict[str, Replacement]:
+    """As `replacements`, of other cells."""
+    known: dict[str, Replacement] | None = index.known.get(Stepped)
+    if known is None:
+        made = {} if index.graph.gradients else _found(index, others)
+        known = index.known[Stepped] = {name: each for name, each in made.items() if name not in replacements(index)}
+    return known
+
+
+def _found(index: GraphIndex, find: Callable[[GraphIndex], Iterable[Network]]) -> dict[str, Replacement]:
     """Loops are sought where calls that write over what nobody reads any more make new tensors instead. Such calls may
     stay in the graph, so what is read in a loop's place, and what it made, may be written only by calls that go."""
     found = dict[str, Replacement]()
@@ -58,7 +82,7 @@ def _found(index: GraphIndex) -> dict[str, Replacement]:
     def writers_of(tensor: str) -> Set[str]:
         return writers.get(index.root.get(tensor, ""), frozenset())
 
-    every = [*networks(new)]
+    every = [*find(new)]
     states = frozenset(state for network in every for lanes in network.states for state in lanes)
     for network in every:
         with contextlib.suppress(BadInput, RuntimeError, TypeError, IndexError):  # of a call on other shapes
@@ -98,9 +122,9 @@ class _Loop:
     def replacement(self) -> Replacement | None:
         if not self._holds():
             return None
-        self._call()
-        self._join()
-        return assembled(self._index, self._draft, self._gone, self._dependents, self._states_of(), self._renamed)
+        steps, ends = self._network.call(self._draft, Together(self._index, self._draft, self._states, {}))
+        self._join(steps)
+        return assembled(self._index, self._draft, self._gone, self._dependents, {**steps, **ends}, self._renamed)
 
     # ---- whether it holds
 
@@ -117,7 +141,7 @@ class _Loop:
         kinds = {index.spec(name).dtype for name in (*given, *self._made)}
         if len(kinds) != 1 or not dtypes.to_torch(kinds.pop()).is_floating_point:
             return False
-        return len(network.states) == 1 or self._keeps_to_itself()
+        return network.shows_all or self._keeps_to_itself()
 
     def _keeps_to_itself(self) -> bool:
         """Whether nothing else reads what steps make beside their hidden states: the last memory alone is kept."""
@@ -126,29 +150,10 @@ class _Loop:
         readers = {user for name in made for user in index.users(name)}
         return readers <= self._network.calls and made.isdisjoint(index.outputs)
 
-    # ---- the call
-
-    def _call(self) -> None:
-        """Adds the recurrent call; its results' names are in `_results`."""
-        draft, network = self._draft, self._network
-        weights, values = network.build(draft, Together(self._index, draft, self._states, {}))
-        states = [
-            draft.view(draft.free(f"{name}_first"), "aten.unsqueeze.default", Named(name), 0) for name in network.begin
-        ]
-        name = draft.free(network.kind)
-        self._results = [draft.free(f"{name}_{place}") for place in range(1 + len(states))]
-        hx = states if network.kind == "lstm" else states[0]
-        has_biases = len(weights) > 2
-        options = (has_biases, 1, 0.0, False, False, False)
-        with result_specs.known():
-            draft.calls(name, self._results, f"aten.{network.kind}.input", values, hx, weights, *options)
-
     # ---- what follows each step
 
-    def _join(self) -> None:
+    def _join(self, steps: Elements) -> None:
         """Has what stacks or joins what is done to states read the sequence."""
-        sequence = Named(self._results[0])
-        steps = {state: (sequence, step) for step, state in enumerate(self._network.states[0])}
         together = Together(self._index, self._draft, self._states, steps)
         for join in joins(self._index, self._index.position[self._first]):
             if self._dependents.isdisjoint(join.lanes) or not self._writers_of(join.result) <= join.calls:
@@ -193,10 +198,3 @@ class _Loop:
             return False
         self._shown.add(made)
         return True
-
-    def _states_of(self) -> dict[str, tuple[Named, int]]:
-        """For each state that the call gives the tensor and the place in it where it lies."""
-        sequence, *last = map(Named, self._results)
-        found = {state: (sequence, step) for step, state in enumerate(self._network.states[0])}
-        ends = [lanes[-1] for lanes in self._network.states]
-        return found | {state: (of, 0) for state, of in zip(ends, last, strict=True) if state}
