@@ -120,7 +120,7 @@ def calls_in(call: candidate_pb2.LibraryCall) -> Iterator[candidate_pb2.LibraryC
     lists = [value.list.values for value in call.args[1:]]
     is_whole = all(value.WhichOneof("kind") == "tensor" for values in lists for value in values)
     if not is_text or not is_whole or sum(map(len, lists)) != len(graph.sources):
-        raise BadInput("a block takes its calls as text, and lists of tensors")
+        raise BadInput("a block takes its calls as text, and two lists of tensors, a loop three")
     if call.target == LOOP and (not lists[0] or len(lists[1]) != len(graph.outputs)):
         raise BadInput("a loop goes through a sequence, and makes each of its states anew")
     for node in graph.nodes:

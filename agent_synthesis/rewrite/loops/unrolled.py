@@ -53,8 +53,8 @@ def replacements(index: GraphIndex) -> dict[str, Replacement]:
 class Stepped:
     """Steps of a loop, of a cell that PyTorch has no call for, are one call that makes a step's calls for each.
 
-    Holds as `Unrolled` does. What no step makes is multiplied for all steps at once, columns of a layer apart, so sums
-    of a product are added in another order. Worth it where a kernel takes the call.
+    Holds where `Unrolled` does, of any cell. What no step makes is multiplied for all steps at once, columns of a layer
+    apart, so sums of a product are added in another order. Worth it where a kernel takes the call.
     """
 
     name = "stepped"
