@@ -74,6 +74,26 @@ def test_a_cell_written_by_hand_is_a_recurrent_call_with_the_same_values(form: s
         assert_keeps_values(plan, module, args)
 
 
+def _first_step_of_its_own(m: Any, x: Tensor, h: Tensor, c: Tensor) -> Any:
+    """No state before the first step."""
+    outputs = []
+    for t in range(x.shape[0]):
+        gates = m.x4(x[t]) + m.h4(h) if t else m.x4(x[t])
+        i, f, g, o = gates.chunk(4, 1)
+        c = sigmoid(f) * (c if t else torch.zeros_like(c)) + sigmoid(i) * tanh(g)
+        h = sigmoid(o) * tanh(c)
+        outputs.append(h)
+    return torch.stack(outputs), c
+
+
+def test_a_loop_begins_behind_a_first_step_that_differs() -> None:
+    module, args = forms.Gates(_first_step_of_its_own).double().eval(), forms.args()
+    plan = rolled(planned(module, args))
+    assert targets(plan).count("aten.lstm.input") == 1
+    assert targets(plan).count("aten.tanh.default") == 2
+    assert_keeps_values(plan, module, args)
+
+
 # ---- what only looks like one
 
 

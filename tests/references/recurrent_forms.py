@@ -383,6 +383,26 @@ def _highway(m: Any, x: Tensor, h: Tensor, _: Tensor) -> Any:
     return h
 
 
+def _masked(m: Any, x: Tensor, h: Tensor, _: Tensor) -> Any:
+    """Rows that are shorter keep their states."""
+    mask = (x[:, :, :1] > 0).to(x.dtype)
+    for t in range(x.shape[0]):
+        h = mask[t] * torch.tanh(m.xi(x[t]) + m.hi(h)) + (1 - mask[t]) * h
+    return h
+
+
+def _zoneout(m: Any, x: Tensor, h: Tensor, c: Tensor) -> Any:
+    """In evaluation (Krueger et al., 2017)."""
+    outputs = []
+    for t in range(x.shape[0]):
+        i, f, g, o = (m.x4(x[t]) + m.h4(h)).chunk(4, 1)
+        made = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
+        h = 0.9 * torch.sigmoid(o) * torch.tanh(made) + 0.1 * h
+        c = 0.8 * made + 0.2 * c
+        outputs.append(h)
+    return torch.stack(outputs)
+
+
 LSTM: dict[str, Steps] = {
     "beside, i f g o": _lstm(_beside, "ifgo"),
     "two layers, i f o g": _lstm(_two, "ifog"),
@@ -430,5 +450,7 @@ OTHERS: dict[str, Steps] = {
     "a residual": _residual,
     "an input that no layer made": _added_input,
     "a highway": _highway,
+    "masked steps": _masked,
+    "zoneout": _zoneout,
 }
 """Steps of products of states and of what each unit computes by itself."""

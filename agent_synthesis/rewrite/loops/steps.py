@@ -284,15 +284,15 @@ class _Steps:
         self._walk_to(lanes, made)
 
     def _is_made_early(self, lanes: Lanes, made: Alike) -> bool:
-        """Whether tensors that need no state of the step before are made of others alike, from the first step on: they
-        are no states themselves then."""
+        """Whether tensors that need no state of the step before are made of others alike, from the first step on, of
+        which one at most is a state that is not known: they are none themselves then."""
         known, states = {**self._known}, [*self._states]
-        try:
+        with contextlib.suppress(Differs):
             self._walk_to(lanes, made)
-        except Differs:
-            self._known, self._states = known, states
-            return False
-        return True
+            if len(self._states) <= len(states) + 1:
+                return True
+        self._known, self._states = known, states
+        return False
 
     def _walk_to(self, lanes: Lanes, made: Alike) -> None:
         self._known[lanes] = None

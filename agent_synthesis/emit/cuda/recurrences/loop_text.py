@@ -7,6 +7,7 @@ sums and what was read ahead.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from agent_synthesis.emit import generated_struct
 from agent_synthesis.emit.cuda.kernel_text import wrapped
@@ -21,12 +22,15 @@ _OWN_NAMES = (
 )  # fmt: skip
 """What nothing of a nest may be called."""
 
+_GATES = replace(CUDA, functions={"sigmoid": "gate_of"})
+"""A gate by a reciprocal of one unit in the last place, as in `ws_recurrent.cuh`."""
+
 
 class _StepFunction(Function):
     """What a function of a step loads."""
 
     def __init__(self, loop: Loop, names: Names, fields: dict[Read, str]) -> None:
-        super().__init__(CUDA, loop.body, names)
+        super().__init__(_GATES, loop.body, names)
         self._loop, self._fields = loop, fields
         self.buffers = {buffer.name: names.take(buffer.name) for buffer in loop.body.buffers}
 
