@@ -63,7 +63,10 @@ def has_kernel(plan: Plan, node: str) -> bool:
     made = unrolled.replacements_by_steps(plan.index).get(node)
     if made is None or plan.target != task_pb2.TARGET_CUDA:
         return False
-    after = with_replacement(plan, made)
+    try:
+        after = with_replacement(plan, made)
+    except IllegalMove:
+        return False
     calls = [after.group(each.name) for each in made.added if each.target == program_steps.LOOP]
     nests = [after.nest(group) for group in calls]
     return all(isinstance(nest, Nest) and schedules_for(plan.target, nest, plan.hardware) for nest in nests)
