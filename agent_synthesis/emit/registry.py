@@ -32,7 +32,8 @@ from agent_synthesis.emit.cuda.products.scaled_product import CudaScaledProduct
 from agent_synthesis.emit.cuda.products.small_product import CudaSmallProduct
 from agent_synthesis.emit.cuda.products.streamed_product import CudaStreamedProduct
 from agent_synthesis.emit.cuda.products.tensor_core_product import CudaProduct
-from agent_synthesis.emit.cuda.recurrent import CudaRecurrent
+from agent_synthesis.emit.cuda.recurrences.loop import CudaLoop
+from agent_synthesis.emit.cuda.recurrences.recurrent import CudaRecurrent
 from agent_synthesis.emit.cuda.rows.row_reduction import CudaRowReduction
 from agent_synthesis.emit.cuda.rows.rows_and_columns import CudaRowsAndColumns
 from agent_synthesis.emit.cuda.scans.scan import CudaScan
@@ -84,6 +85,7 @@ def _cuda(card: Hardware) -> tuple[Offered, ...]:
         Offered(CudaScaledProduct(card)), Offered(CudaSmallProduct(card)), Offered(CudaDecodedProduct(card)),
         Offered(CudaReducedProduct(card)),
         Offered(CudaNormalizedProduct(card)), Offered(CudaAttention(card)), Offered(CudaRecurrent(card)),
+        Offered(CudaLoop(card)),
         Offered(CudaBundle(card)),
     )  # fmt: skip
 
@@ -97,7 +99,7 @@ APART = "cuda_reductions_apart"
 """The schedule of reductions whose elements are stored by a kernel of their own."""
 PIECES = "cuda_pieces"
 """The schedule of what others would take too, and make of it element by element."""
-RECURRENT = frozenset({"cuda_recurrent"})
+RECURRENT = frozenset({"cuda_loop", "cuda_recurrent"})
 """Schedules of recurrent networks, which have no loops for others to read."""
 BUNDLES = frozenset({"cuda_bundle"})
 """Schedules of several nests that are launched as one."""

@@ -158,6 +158,42 @@ WS_INLINE unsigned wait_for(const unsigned* counter, unsigned count) {
   return __shfl_sync(~0u, seen, 0);
 }
 
+// Whether the second of two words is of no unit.
+template <class R> WS_INLINE bool is_beyond(int unit) { return R::kHidden % 2 != 0 && unit + 1 >= R::kHidden; }
+
+// What all CTAs of a cell tell each other under a number, two words at a time, in shared memory.
+template <class R> WS_INLINE void fetch_words(const uint64* from, unsigned number, float* hidden) {
+  constexpr int kPairs = int(R::kSetWords / 2), kEach = (kPairs + R::kThreads - 1) / R::kThreads, kRound = kEach < 8 ? kEach : 8;
+#pragma unroll 1
+  for (int round = 0; round < kPairs; round += kRound * R::kThreads) {
+    const auto exists = [&](int i) {  // known beforehand but for the last
+      return (kEach <= kRound && (i + 1) * R::kThreads <= kPairs) || round + i * R::kThreads + int(threadIdx.x) < kPairs;
+    };
+    uint64 word[kRound][2];
+    bool all;
+    do {
+      all = true;
+#pragma unroll
+      for (int i = 0; i < kRound; ++i)
+        if (exists(i)) ptx::load_relaxed(from + 2 * (round + i * R::kThreads + threadIdx.x), word[i][0], word[i][1]);
+#pragma unroll
+      for (int i = 0; i < kRound; ++i) {
+        const int unit = 2 * (round + i * R::kThreads + threadIdx.x) % R::kWordPitch;
+        if (exists(i)) all &= word[i][0] >> 32 == number && (is_beyond<R>(unit) || word[i][1] >> 32 == number);
+      }
+    } while (!all);
+#pragma unroll
+    for (int i = 0; i < kRound; ++i) {
+      const int place = 2 * (round + i * R::kThreads + threadIdx.x), unit = place % R::kWordPitch;
+      if (exists(i)) {
+        float* to = hidden + place / R::kWordPitch * R::kHiddenPitch + unit;
+        to[0] = __int_as_float(static_cast<int>(word[i][0]));
+        if (!is_beyond<R>(unit)) to[1] = __int_as_float(static_cast<int>(word[i][1]));
+      }
+    }
+  }
+}
+
 // A gate, by a reciprocal of one unit in the last place: a division takes a third of what all gates of a step do.
 WS_INLINE float gate_of(float x) { return ptx::approximate_reciprocal(1.0f + exp(-x)); }
 
@@ -198,7 +234,7 @@ template <class R, class Net> struct RecurrentCell {
     for (int step = 0; step < R::kSteps; ++step) {
       const bool goes_on = step + 1 < R::kSteps;
       if (R::kAhead && goes_on) load_input(step + 1);
-      if (step > 0) fetch_hidden(number(step - 1));
+      if (step > 0) fetch_words<R>(set_of(number(step - 1)), number(step - 1), memory.hidden);
       __syncthreads();
       multiply<R, R::kHiddenVectors>(hidden_weight, memory.hidden, memory.hidden_sum);
       __syncthreads();
@@ -290,42 +326,6 @@ template <class R, class Net> struct RecurrentCell {
       });
     }
   }
-
-  // The hidden state of a step, from all CTAs of the cell.
-  WS_INLINE void fetch_hidden(unsigned number) {
-    constexpr int kPairs = int(R::kSetWords / 2), kEach = (kPairs + R::kThreads - 1) / R::kThreads, kRound = kEach < 8 ? kEach : 8;
-    const uint64* from = set_of(number);
-#pragma unroll 1
-    for (int round = 0; round < kPairs; round += kRound * R::kThreads) {
-      const auto exists = [&](int i) {  // known beforehand but for the last
-        return (kEach <= kRound && (i + 1) * R::kThreads <= kPairs) || round + i * R::kThreads + int(threadIdx.x) < kPairs;
-      };
-      uint64 word[kRound][2];
-      bool all;
-      do {
-        all = true;
-#pragma unroll
-        for (int i = 0; i < kRound; ++i)
-          if (exists(i)) ptx::load_relaxed(from + 2 * (round + i * R::kThreads + threadIdx.x), word[i][0], word[i][1]);
-#pragma unroll
-        for (int i = 0; i < kRound; ++i) {
-          const int unit = 2 * (round + i * R::kThreads + threadIdx.x) % R::kWordPitch;
-          if (exists(i)) all &= word[i][0] >> 32 == number && (is_beyond(unit) || word[i][1] >> 32 == number);
-        }
-      } while (!all);
-#pragma unroll
-      for (int i = 0; i < kRound; ++i) {
-        const int place = 2 * (round + i * R::kThreads + threadIdx.x), unit = place % R::kWordPitch;
-        if (exists(i)) {
-          float* to = memory.hidden + place / R::kWordPitch * R::kHiddenPitch + unit;
-          to[0] = __int_as_float(static_cast<int>(word[i][0]));
-          if (!is_beyond(unit)) to[1] = __int_as_float(static_cast<int>(word[i][1]));
-        }
-      }
-    }
-  }
-  // Whether the second of two words is of no unit.
-  static WS_INLINE bool is_beyond(int unit) { return R::kHidden % 2 != 0 && unit + 1 >= R::kHidden; }
 
   // The gates of the CTA's units, and what becomes of their new hidden states.
   WS_INLINE void advance(int step) {

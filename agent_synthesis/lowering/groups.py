@@ -20,6 +20,7 @@ from agent_synthesis.lowering import (
     coverings_handlers,
     extremes_handlers,
     lookups_handlers,
+    loops,
     pointwise_handlers,
     products_handlers,
     reductions_handlers,
@@ -37,6 +38,7 @@ from agent_synthesis.nests.verifier import MalformedNest
 from warpsmith import plugins
 from warpsmith.errors import BadInput
 from warpsmith.graphs import aten, dtypes
+from warpsmith.program_steps import LOOP
 
 _FAMILIES = (
     complex_handlers,
@@ -134,14 +136,14 @@ def _lower(index: GraphIndex, nodes: tuple[str, ...], outputs: tuple[str, ...]) 
     install_plugins()
     for name in nodes:
         node = index.nodes[name]
-        if aten.is_outside(node.target):
+        if aten.is_outside(node.target) and node.target != LOOP:
             return Refusal(f"{node.target} is an operation of its own")
         if node.random:
             return Refusal(f"{node.target} is random")
         if not index.is_pure(name) and not index.writes_back(name):
             return Refusal(f"{node.target} writes in place")
     try:
-        if any(recurrence.is_call(index.nodes[name]) for name in nodes):
+        if any(recurrence.is_call(index.nodes[name]) or index.nodes[name].target == LOOP for name in nodes):
             return _recurrent(index, nodes, outputs)
         return _traced(index, nodes, outputs)
     except Refused as refused:
@@ -207,7 +209,14 @@ def _traced(index: GraphIndex, nodes: tuple[str, ...], outputs: tuple[str, ...])
 def _recurrent(index: GraphIndex, nodes: tuple[str, ...], outputs: tuple[str, ...]) -> Nest:
     if len(nodes) > 1:
         raise Refused("a recurrent network is a kernel of its own")
-    return recurrence.traced(index, index.nodes[nodes[0]], outputs, identifier((outputs or nodes)[-1]))
+    node, name = index.nodes[nodes[0]], identifier((outputs or nodes)[-1])
+    if node.target != LOOP:
+        return recurrence.traced(index, node, outputs, name)
+    step = loops.Step.of(index, node)
+    made = _lower(step.index, step.calls, step.outputs)
+    if isinstance(made, Refusal):
+        raise Refused(made.reason)
+    return step.traced(made, outputs, name)
 
 
 def _renamed(tensor: torch.Tensor, tracer: Tracer) -> torch.Tensor:

@@ -6,12 +6,12 @@ network is in numbers alone. It has no stores to read: schedules of recurrent ne
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from agent_synthesis.graphs.graph_index import GraphIndex
 from agent_synthesis.nests.element_types import CONTRACT
-from agent_synthesis.nests.ir import Axis, BufferRef, Nest, Type
+from agent_synthesis.nests.ir import Axis, BufferRef, Load, Nest, Type
 from agent_synthesis.nests.symbolic import Refused
 from warpsmith.graphs import dtypes
 from warpsmith.v1 import graph_pb2, tensor_pb2
@@ -20,7 +20,7 @@ _GATES = {"lstm": 4, "gru": 3, "tanh": 1, "relu": 1}
 _CELLS = {
     "aten.lstm.input": "lstm", "aten.gru.input": "gru", "aten.rnn_tanh.input": "tanh", "aten.rnn_relu.input": "relu",
 }  # fmt: skip
-_TYPES = {CONTRACT[each]: each for each in (Type.F32, Type.F16, Type.BF16)}
+TYPES = {CONTRACT[each]: each for each in (Type.F32, Type.F16, Type.BF16)}
 
 
 @dataclass(frozen=True)
@@ -69,10 +69,75 @@ class Network:
 
 
 @dataclass(frozen=True)
+class Read:
+    """What a step of a loop reads for a unit: column `first + stride * unit` of a tensor, in the batch's row."""
+
+    kind: str
+    """sum: of a gate; state; element: of a sequence; other: what is the same in all steps."""
+    number: int
+    """Among those of its kind."""
+    first: int = 0
+    stride: int = 1
+
+
+@dataclass(frozen=True)
+class Gate:
+    """What a step multiplies for each unit: row `first + stride * unit` of a weight."""
+
+    weight: Tensor
+    first: int
+    stride: int
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Products of one vector, which all CTAs must know."""
+
+    operand: str
+    """The store of the body that makes it; "" for a state as it was ahead of the step."""
+    state: int
+    """Which state that is; -1 for none."""
+    gates: tuple[Gate, ...]
+
+
+@dataclass(frozen=True)
+class Loop:
+    """Steps of any cell: products of what it makes with weights, and what it computes for each unit by itself."""
+
+    type: Type
+    """Of all its tensors."""
+    steps: int
+    batch: int
+    units: int
+    stages: tuple[Stage, ...]
+    """In order; each vector is made of the products of those before."""
+    body: Nest
+    """Of one step: stores of the states that it makes, and of operands."""
+    made: tuple[str, ...]
+    """The stores of the states, in order."""
+    reads: Mapping[Load, Read]
+    """What the loads of the body are."""
+    begin: tuple[Tensor, ...]
+    """What states begin with: (row, unit)."""
+    results: tuple[Tensor | None, ...]
+    """What each state becomes: (step, row, unit); None for what nobody reads."""
+    sequences: tuple[Tensor, ...]
+    """(step, row, column)."""
+    others: tuple[Tensor, ...]
+    """(row, column)."""
+
+    @property
+    def gates(self) -> tuple[Gate, ...]:
+        """Of all stages, as sums are numbered."""
+        return tuple(gate for stage in self.stages for gate in stage.gates)
+
+
+@dataclass(frozen=True)
 class Recurrence(Nest):
-    """A recurrent call, with the batch and the units of a layer as its axes."""
+    """A recurrent call or a loop, with the batch and the units of a layer as its axes."""
 
     network: Network | None = None
+    loop: Loop | None = field(default=None, hash=False)
 
 
 def is_call(node: graph_pb2.Node) -> bool:
@@ -83,6 +148,11 @@ def is_call(node: graph_pb2.Node) -> bool:
 def network_of(nest: Nest) -> Network | None:
     """The network of a nest that is one."""
     return nest.network if isinstance(nest, Recurrence) else None
+
+
+def loop_of(nest: Nest) -> Loop | None:
+    """The loop of a nest that is one."""
+    return nest.loop if isinstance(nest, Recurrence) else None
 
 
 def traced(index: GraphIndex, node: graph_pb2.Node, outputs: Sequence[str], name: str) -> Recurrence:
@@ -99,9 +169,9 @@ def traced(index: GraphIndex, node: graph_pb2.Node, outputs: Sequence[str], name
 
     def number(tensor: str, written: bool = False) -> int:
         own = index.spec(tensor)
-        if own.dtype not in _TYPES or own.dtype != spec.dtype:
+        if own.dtype not in TYPES or own.dtype != spec.dtype:
             raise Refused("its tensors are not all of one type of 16 or 32 bits")
-        buffers.setdefault(tensor, BufferRef(tensor, _TYPES[own.dtype], dtypes.element_span(own), written))
+        buffers.setdefault(tensor, BufferRef(tensor, TYPES[own.dtype], dtypes.element_span(own), written))
         return list(buffers).index(tensor)
 
     def placed(tensor: str, swaps: bool = False, written: bool = False) -> Tensor:
@@ -109,7 +179,7 @@ def traced(index: GraphIndex, node: graph_pb2.Node, outputs: Sequence[str], name
         return Tensor(number(tensor, written), (second, first, third) if swaps else (first, second, third))
 
     made = Network(
-        cell=_CELLS[node.target], type=_TYPES.get(spec.dtype, Type.F32), steps=sizes[0], batch=sizes[1],
+        cell=_CELLS[node.target], type=TYPES.get(spec.dtype, Type.F32), steps=sizes[0], batch=sizes[1],
         inputs=sizes[2], hidden=hidden, layers=layers.integer, directions=directions,
         values=placed(values.tensor, batch_first.boolean), states=tuple(map(placed, reads)),
         weights=_by_cell(index, _names(parameters), layers.integer * directions, has_biases.boolean, number),

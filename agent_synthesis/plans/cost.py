@@ -23,8 +23,9 @@ from agent_synthesis.nests.product import elements_and_rows, matrix_product
 from agent_synthesis.nests.recurrence import Recurrence
 from agent_synthesis.plans.partition import Group
 from agent_synthesis.plans.plan import Plan
+from warpsmith import program_steps
 from warpsmith.graphs import aten, kept
-from warpsmith.program_steps import tensor_names
+from warpsmith.program_steps import LOOP, tensor_names
 from warpsmith.v1 import analysis_pb2, graph_pb2, task_pb2, tensor_pb2
 
 _RECURRENT = frozenset({"lstm", "gru", "rnn_tanh", "rnn_relu"})
@@ -94,6 +95,8 @@ def of_call(index: GraphIndex, name: str) -> analysis_pb2.Cost:
     specs = [index.spec(tensor) for tensor in index.reads(name)]
     if (einsum := _einsum_of(index, node)) is not None:
         return _of_einsum(einsum, einsum.written_order(), byte_count(written[0]) // max(1, _elements(written[0])))
+    if node.target == LOOP:
+        return _of_loop(index, node)
     flops = product_flops(index, node)
     operations = 0
     if not flops:
@@ -107,6 +110,18 @@ def of_call(index: GraphIndex, name: str) -> analysis_pb2.Cost:
         product_flop_count=flops,
         launch_count=_launches(index, node),
     )
+
+
+def _of_loop(index: GraphIndex, node: graph_pb2.Node) -> analysis_pb2.Cost:
+    """A step's calls, as often as there are steps."""
+    steps, body = (
+        index.spec(node.args[1].list.values[0].tensor).shape[0],
+        GraphIndex(program_steps.body(node.args[0].text)),
+    )
+    cost = total(of_call(body, each) for each in body.nodes if not body.is_view(each))
+    for field in ("read_bytes", "write_bytes", "operation_count", "product_flop_count", "launch_count"):
+        setattr(cost, field, steps * getattr(cost, field))
+    return cost
 
 
 def _einsum_of(index: GraphIndex, node: graph_pb2.Node) -> Einsum | None:

@@ -23,8 +23,9 @@ from agent_synthesis.plans.plan import Plan, schedules_for
 from agent_synthesis.rewrite import rewritten, with_replacement
 from agent_synthesis.rewrite.calls import operation
 from agent_synthesis.rewrite.loops.layers import StackedLayers
-from agent_synthesis.rewrite.loops.unrolled import Unrolled, replacements
+from agent_synthesis.rewrite.loops.unrolled import Stepped, Unrolled, replacements, replacements_by_steps
 from warpsmith.errors import IllegalMove
+from warpsmith.program_steps import LOOP
 
 EVERY_GROUP = "*"
 """Group of an author move that makes a whole plan."""
@@ -45,15 +46,16 @@ CHOICES: Mapping[str, str] = {
 def least_kernels(plan: Plan) -> int:
     """That a whole plan adds: one beside convolutions, which may be laid out anew before, of a training step, where no
     other move computes anything again, and of a loop that was unrolled, which it makes one call of."""
-    if plan.index.graph.gradients or Unrolled.name in plan.rewrites:
+    if plan.index.graph.gradients or {Unrolled.name, Stepped.name} & {*plan.rewrites}:
         return 1
     return 1 if any("conv" in operation(node) for node in plan.index.nodes.values()) else LEAST_KERNELS
 
 
 def rolled(plan: Plan) -> Plan:
-    """The plan with each loop that was unrolled as a recurrent call, where a kernel of ours takes all of its steps, and
-    those that read each other's sequences as layers of one."""
+    """The plan with each loop that was unrolled as one call, where a kernel of ours takes all of its steps, and
+    recurrent calls that read each other's sequences as layers of one."""
     result = _with_calls(plan, Unrolled.name, lambda plan: replacements(plan.index))
+    result = _with_calls(result, Stepped.name, lambda plan: replacements_by_steps(plan.index))
     return _with_calls(result, StackedLayers.name, _calls) if Unrolled.name in result.rewrites else result
 
 
@@ -71,7 +73,7 @@ def _with_calls(plan: Plan, rule: str, places: Callable[[Plan], Iterable[str]]) 
 
 
 def _calls(plan: Plan) -> set[str]:
-    return {name for name, node in plan.index.nodes.items() if is_call(node)}
+    return {name for name, node in plan.index.nodes.items() if is_call(node) or node.target == LOOP}
 
 
 def choices(plan: Plan) -> Iterator[str]:

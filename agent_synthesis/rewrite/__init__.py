@@ -13,13 +13,15 @@ from dataclasses import replace
 from typing import Protocol
 
 from agent_synthesis.graphs.graph_index import GraphIndex
+from agent_synthesis.nests.ir import Nest
 from agent_synthesis.plans.partition import Group, Partition
-from agent_synthesis.plans.plan import Plan
+from agent_synthesis.plans.plan import Plan, schedules_for
 from agent_synthesis.rewrite import attention, einsum, identities, linear, masks, norms, reductions
 from agent_synthesis.rewrite.calls import Replacement, replaced
 from agent_synthesis.rewrite.loops import layers, unrolled
-from warpsmith import digest
+from warpsmith import digest, program_steps
 from warpsmith.errors import IllegalMove
+from warpsmith.v1 import task_pb2
 
 
 class Rule(Protocol):
@@ -35,6 +37,7 @@ class Rule(Protocol):
 
 RULES: tuple[Rule, ...] = (
     unrolled.Unrolled(),
+    unrolled.Stepped(),
     layers.StackedLayers(),
     identities.Dead(),
     attention.WholeAttention(),
@@ -52,8 +55,26 @@ RULES: tuple[Rule, ...] = (
     reductions.SoftmaxShift(),
 )
 """Every rule, in the order in which they are proposed."""
+_LOOPS = (unrolled.Unrolled.name, unrolled.Stepped.name)
+
+
+def has_kernel(plan: Plan, node: str) -> bool:
+    """Whether a kernel of ours takes a loop that is one call of its steps' calls: a library makes them one by one."""
+    made = unrolled.replacements_by_steps(plan.index).get(node)
+    if made is None or plan.target != task_pb2.TARGET_CUDA:
+        return False
+    try:
+        after = with_replacement(plan, made)
+    except IllegalMove:
+        return False
+    calls = [after.group(each.name) for each in made.added if each.target == program_steps.LOOP]
+    nests = [after.nest(group) for group in calls]
+    return all(isinstance(nest, Nest) and schedules_for(plan.target, nest, plan.hardware) for nest in nests)
+
+
 _OFFERED: Mapping[str, Callable[[Plan, str], bool]] = {
     norms.NormIntoWeights.name: norms.is_worth_folding,
+    unrolled.Stepped.name: has_kernel,
     identities.Dead.name: lambda plan, node: not attention.takes(plan.index, node),
 }
 """Where a rule is proposed of those places where it holds; by default everywhere."""
@@ -66,11 +87,11 @@ def matching(plan: Plan, group: Group) -> list[Rule]:
 
 
 def in_loops(plan: Plan) -> frozenset[str]:
-    """Groups that the rule of unrolled loops would replace, all of their steps at once."""
-    found = unrolled.replacements(plan.index)
-    rule = next(rule for rule in RULES if rule.name == unrolled.Unrolled.name)
+    """Groups that the rules of unrolled loops would replace, all of their steps at once."""
+    found = [*unrolled.replacements(plan.index), *unrolled.replacements_by_steps(plan.index)]
     groups = [plan.partition.by_name[name] for name in found if name in plan.partition.by_name]
-    legal = [made for group in groups if (made := _applicable(plan, group, rule)) is not None]
+    rules = [(group, rule) for group in groups for rule in matching(plan, group) if rule.name in _LOOPS]
+    legal = [made for group, rule in rules if (made := _applicable(plan, group, rule)) is not None]
     return frozenset(name for made in legal for name in made.removed if name in plan.partition.by_name)
 
 

@@ -99,7 +99,7 @@ class Draft:
 
     def calls(self, name: str, results: Sequence[str], target: str, *args: Any, **kwargs: Any) -> list[Named]:
         """Adds a call with several results, of which some have names: "" for one that nobody reads. Raises likewise."""
-        call = _node(name, target, args, kwargs)
+        call = call_of(name, target, args, kwargs)
         return self._add(call, results, aten.call(target, call.args, call.kwargs, self.meta, torch.device("meta")))
 
     def into(self, name: str, target: str, of: Named, *args: Any, **kwargs: Any) -> Named:
@@ -107,7 +107,7 @@ class Draft:
 
         It is not tried: the result lies as `of` does, and PyTorch 2.11 cannot try `addmm.dtype_out`.
         """
-        call = _node(name, target, (of, *args), kwargs)
+        call = call_of(name, target, (of, *args), kwargs)
         call.mutates.append(of.name)
         [result] = self._add(call, [name], [self.meta(of.name)])
         call.results[0].alias_of = of.name
@@ -161,7 +161,7 @@ class Draft:
         return self._made[name]
 
 
-def _node(name: str, target: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> graph_pb2.Node:
+def call_of(name: str, target: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> graph_pb2.Node:
     """A call without results yet."""
     named = [tensor_pb2.NamedValue(name=key, value=aten.encode(value, _name_of)) for key, value in kwargs.items()]
     return graph_pb2.Node(name=name, target=target, args=[aten.encode(value, _name_of) for value in args], kwargs=named)

@@ -23,6 +23,9 @@ _BY_LAYOUT: Final = frozenset({
 BLOCK: Final = "warpsmith.block.default"
 """The call that stands for several (`warpsmith.graphs.blocks`): a graph as text, what it writes, what it reads."""
 
+LOOP: Final = "warpsmith.loop.default"
+"""The call that makes the calls of a block for each step of a sequence: a graph as text, sequences, states, others."""
+
 NUMBERS: Final[Mapping[str, str]] = MappingProxyType({
     "aten.sym_size.int": "{0}.size({1})", "aten.sym_stride.int": "{0}.stride({1})",
     "aten.sym_numel.default": "{0}.numel()", "aten.item.default": "{0}.item()",
@@ -71,7 +74,7 @@ def body(text: str) -> graph_pb2.Graph:
     for node in graph.nodes:
         args = [*node.args, *(named.value for named in node.kwargs)]
         made = [result.name for result in node.results if result.name]
-        if node.target == BLOCK or not known.issuperset(tensor_names(args)):
+        if node.target in (BLOCK, LOOP) or not known.issuperset(tensor_names(args)):
             raise BadInput(f"a block's call {node.target[:40]!r} reads what is not there, or is a block")
         if node.target in NUMBERS and (node.kwargs or not _are_numbers(args, NUMBERS[node.target].count("{"))):
             raise BadInput(f"a block's call {node.target[:40]!r} has other arguments than that takes")
@@ -105,15 +108,21 @@ def calls_in(call: candidate_pb2.LibraryCall) -> Iterator[candidate_pb2.LibraryC
     Raises:
         BadInput: a block that cannot be read.
     """
-    if call.target != BLOCK:
+    if call.target not in (BLOCK, LOOP):
         yield candidate_pb2.LibraryCall(target=call.target, args=call.args, kwargs=call.kwargs)
         return
-    is_text = len(call.args) == 3 and not call.kwargs and call.args[0].WhichOneof("kind") == "text"
+    is_text = (
+        len(call.args) == (3 if call.target == BLOCK else 4)
+        and not call.kwargs
+        and call.args[0].WhichOneof("kind") == "text"
+    )
     graph = body(call.args[0].text) if is_text else graph_pb2.Graph()
     lists = [value.list.values for value in call.args[1:]]
     is_whole = all(value.WhichOneof("kind") == "tensor" for values in lists for value in values)
     if not is_text or not is_whole or sum(map(len, lists)) != len(graph.sources):
-        raise BadInput("a block takes its calls as text, and two lists of tensors")
+        raise BadInput("a block takes its calls as text, and two lists of tensors, a loop three")
+    if call.target == LOOP and (not lists[0] or len(lists[1]) != len(graph.outputs)):
+        raise BadInput("a loop goes through a sequence, and makes each of its states anew")
     for node in graph.nodes:
         yield candidate_pb2.LibraryCall(target=node.target, args=node.args, kwargs=node.kwargs)
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from importlib.metadata import EntryPoint
 
 import pytest
+import recurrent_forms as forms
 import torch
 from lowered_hypot import handlers, hypot
 from one_thread_an_element import OneThreadAnElement
@@ -23,6 +24,8 @@ from agent_synthesis.lowering.pointwise_handlers import elementwise
 from agent_synthesis.nests.ir import Nest, Type
 from agent_synthesis.nests.symbolic import HANDLERS, Handler
 from agent_synthesis.plans.plan import schedule_named, schedules_for
+from agent_synthesis.rewrite.calls import replaced
+from agent_synthesis.rewrite.loops.unrolled import replacements_by_steps
 from agent_synthesis.schedule import Offered
 from agent_synthesis.settings import Settings
 from agent_synthesis.synthesizer import BuiltInSynthesizer
@@ -31,6 +34,7 @@ from warpsmith import plugins, testing
 from warpsmith.errors import BadInput, UnknownPlugin
 from warpsmith.graphs.capture import capture
 from warpsmith.hardware import H200
+from warpsmith.program_steps import LOOP
 from warpsmith.v1 import task_pb2
 
 CUDA = task_pb2.TARGET_CUDA
@@ -147,6 +151,20 @@ def networks() -> dict[str, Nest]:
     return found
 
 
+def loops() -> dict[str, Nest]:
+    """Steps of cells that PyTorch has no call for."""
+    found = {}
+    for name, steps in forms.OTHERS.items():
+        args = forms.args(5, 3, 7, 9, torch.float32)
+        (made,) = replacements_by_steps(index := GraphIndex(capture(forms.Gates(steps, 7, 9), args))).values()
+        index = GraphIndex(replaced(index.graph, made))
+        (node,) = (each.name for each in index.graph.nodes if each.target == LOOP)
+        nest = groups.lower(index, [node], index.results(node))
+        assert isinstance(nest, Nest), nest
+        found[name] = nest
+    return found
+
+
 def concatenations() -> dict[str, Nest]:
     """Of parts that are worth a kernel each."""
     return {
@@ -188,7 +206,7 @@ def side_by_side() -> dict[str, Nest]:
     "each", [*registry.every_schedule(task_pb2.TARGET_CPU), *registry.every_schedule(CUDA)], ids=lambda each: each.name
 )
 def test_our_own_schedules_fit(each: Offered) -> None:
-    asked = {registry.PIECES: concatenations, **dict.fromkeys(registry.RECURRENT, networks)}
+    asked = {registry.PIECES: concatenations, "cuda_recurrent": networks, "cuda_loop": loops}
     asked |= {**dict.fromkeys(registry.SUMS_OVER_ROWS, summed), "cuda_segments": parts}
     asked |= dict.fromkeys(registry.BUNDLES, side_by_side)
     found = conformance.check_schedule(lambda _: each.made, asked=asked[each.name]() if each.name in asked else None)

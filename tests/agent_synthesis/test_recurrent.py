@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from agent_synthesis.emit.cuda.recurrent import RecurrentSettings
+from agent_synthesis.emit.cuda.recurrences.recurrent import RecurrentSettings
 from agent_synthesis.generator import generate
 from agent_synthesis.graphs.graph_index import GraphIndex
 from agent_synthesis.nests.recurrence import Recurrence

@@ -228,6 +228,12 @@ def _evaluated_dropout(m: Any, x: torch.Tensor, h: torch.Tensor) -> Any:
     return h
 
 
+def _scaled(m: Any, x: torch.Tensor, h: torch.Tensor) -> Any:
+    for t in range(x.shape[0]):
+        h = torch.tanh(m.of_input(x[t]).add(m.of_state(h), alpha=2))
+    return h
+
+
 def _stack_written_over(m: Any, x: torch.Tensor, h: torch.Tensor) -> Any:
     outputs = []
     for t in range(x.shape[0]):
@@ -257,6 +263,7 @@ HOLDS: dict[str, tuple[Steps, list[str]]] = {
     "with a context": (_with_context, ["mean", "mul", "add", "gru", *["linear", "add"] * 6]),
     "the same input": (_same_input, ["rnn_tanh"]),
     "an input twice": (_an_input_twice, ["stack", "rnn_tanh"]),
+    "a product that is scaled": (_scaled, ["mul", "mul", "rnn_tanh"]),
 }
 
 
@@ -329,12 +336,6 @@ def _gated(m: Any, x: torch.Tensor, h: torch.Tensor) -> Any:
     return h
 
 
-def _scaled(m: Any, x: torch.Tensor, h: torch.Tensor) -> Any:
-    for t in range(x.shape[0]):
-        h = torch.tanh(m.of_input(x[t]).add(m.of_state(h), alpha=2))
-    return h
-
-
 def _added_as_it_is(m: Any, x: torch.Tensor, h: torch.Tensor) -> Any:
     for t in range(x.shape[0]):
         h = torch.tanh(x[t][:, :4] + m.of_state(h))
@@ -404,7 +405,6 @@ REFUSED: dict[str, Steps] = {
     "an input depends on the state by memory": _by_memory,
     "weights that differ in one step": _weights_that_differ,
     "gates of its own": _gated,
-    "a product that is scaled": _scaled,
     "an input that no layer made": _added_as_it_is,
     "no input": _without_input,
     "an input that is written": _written_between,

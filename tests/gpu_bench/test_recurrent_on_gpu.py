@@ -6,6 +6,7 @@ import copy
 from typing import Any
 
 import pytest
+import recurrent_forms as forms
 import torch
 from torch import nn
 
@@ -113,3 +114,33 @@ def test_a_loop_of_python_is_one_kernel_whose_weights_are_columns(choice: str) -
     for outputs in results:
         for output, wanted in zip(outputs, truth, strict=True):
             assert float((output.double().cpu() - wanted).abs().max()) < 5e-6
+
+
+@pytest.mark.parametrize("form", [*forms.OTHERS, *list(forms.LSTM)[:8], *list(forms.GRU)[:4]])
+def test_cells_that_are_written_by_hand_are_one_kernel(form: str) -> None:
+    pytest.importorskip("cuda.bindings.nvrtc")
+    from agent_synthesis import generator
+    from agent_synthesis.graphs.graph_index import GraphIndex
+    from agent_synthesis.plans import moves
+    from agent_synthesis.plans.plan import plan_zero
+    from warpsmith.graphs.capture import capture
+    from warpsmith.v1 import analysis_pb2, task_pb2
+
+    steps = {**forms.LSTM, **forms.GRU, **forms.OTHERS}[form]
+    module, args = forms.Gates(steps, 100, 200), forms.args(40, 7, 100, 200, torch.float32)
+    plan = plan_zero(GraphIndex(capture(module, args)), task_pb2.TARGET_CUDA)
+    plan = moves.apply(plan, analysis_pb2.Move(kind=analysis_pb2.MOVE_KIND_AUTHOR, group="*"))
+    assert {"cuda_recurrent", "cuda_loop"} & {group.schedule for group in plan.groups}
+    program, device = generator.generate(plan), torch.device("cuda", 0)
+    parameters = {key: each.detach().to(device) for key, each in module.named_parameters()}
+    call = CudaExecutor().load(program, cubin_of(program), device)
+    bound = call.bind(Sources([each.to(device) for each in args], parameters, {}))
+    results = [bound() for _ in range(5)]
+    torch.cuda.synchronize()
+    with torch.no_grad():
+        truth = copy.deepcopy(module).double()(*(each.double() for each in args))
+    truth = [truth] if isinstance(truth, torch.Tensor) else torch.utils._pytree.tree_leaves(truth)
+    for outputs in results:
+        for output, first, wanted in zip(outputs, results[0], truth, strict=True):
+            assert torch.equal(output, first)
+            assert float((output.double().cpu() - wanted).abs().max()) < 2e-5

@@ -16,7 +16,7 @@ from orchestrator.exports.writing import foreign_text, library_steps
 from warpsmith.errors import BadInput
 from warpsmith.graphs import aten, blocks
 from warpsmith.graphs.capture import capture
-from warpsmith.program_steps import BLOCK, body_text, buffers_of, tensor_names
+from warpsmith.program_steps import BLOCK, LOOP, body_text, buffers_of, calls_in, tensor_names
 from warpsmith.v1 import candidate_pb2, graph_pb2, task_pb2, tensor_pb2
 
 
@@ -61,6 +61,43 @@ def assert_same(node: graph_pb2.Node, given: Mapping[str, torch.Tensor]) -> None
     results = dict(zip(call.results, blocks.block(call.args[0].text, *parts), strict=True))
     for name, tensor in {**given, **results}.items():
         assert torch.equal(scope[names[name]], tensor)
+
+
+def test_the_statements_of_a_loop_compute_what_the_loop_does() -> None:
+    def step(x: torch.Tensor, h: torch.Tensor, c: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        first, second = (h @ w + x).chunk(2, 1)
+        return torch.tanh(first) * c, c + second
+
+    body = capture(Applied(step), (torch.ones(3, 8), torch.ones(3, 4), torch.ones(3, 4), torch.ones(4, 8)))
+    given = {"x": torch.randn(5, 3, 8), "h": torch.randn(3, 4), "c": torch.randn(3, 4), "w": torch.randn(4, 8)}
+    call = candidate_pb2.LibraryCall(target=LOOP, results=["all_h", ""])
+    call.args.add(text=body_text(body))
+    for some in (["x"], ["h", "c"], ["w"]):
+        call.args.add().list.values.extend(tensor_pb2.Value(tensor=name) for name in some)
+    names = {name: f"t_{name}" for name in (*given, "all_h")}
+    scope: dict[str, Any] = {names[name]: tensor.clone() for name, tensor in given.items()}
+    exec("\n".join(library_steps.call(call, names)), {"torch": torch}, scope)
+    assert {*scope} == {*names.values()}
+    h, c, expected = given["h"], given["c"], []
+    for x in given["x"]:
+        h, c = step(x, h, c, given["w"])
+        expected.append(h)
+    assert torch.equal(scope["t_all_h"], torch.stack(expected))
+    everything = blocks.loop(call.args[0].text, [given["x"]], [given["h"], given["c"]], [given["w"]])
+    assert torch.equal(everything[0], torch.stack(expected))
+    assert torch.equal(everything[1][-1], c)
+    assert [inner.target for inner in calls_in(call)] == [node.target for node in body.nodes]
+
+
+@pytest.mark.parametrize("lists", [(), (["x"], ["h"]), ([], ["h"], []), (["x"], [], ["h"])])
+def test_a_loop_without_its_lists_is_refused(lists: tuple[list[str], ...]) -> None:
+    body = capture(Applied(lambda x, h: (x + h, h * 2)), (torch.ones(3), torch.ones(3)))
+    call = candidate_pb2.LibraryCall(target=LOOP)
+    call.args.add(text=body_text(body))
+    for some in lists:
+        call.args.add().list.values.extend(tensor_pb2.Value(tensor=name) for name in some)
+    with pytest.raises(BadInput):
+        [*calls_in(call)]
 
 
 def test_numbers_are_written_as_python_reads_them() -> None:

@@ -11,7 +11,7 @@ import torch
 from simulated import program_of
 
 from agent_correctness.simulation.simt import Sanitizer, Simulation, Simulator
-from agent_synthesis.emit.cuda.recurrent import CudaRecurrent, RecurrentSettings
+from agent_synthesis.emit.cuda.recurrences.recurrent import CudaRecurrent, RecurrentSettings
 from agent_synthesis.graphs.graph_index import GraphIndex
 from agent_synthesis.lowering.groups import lower
 from agent_synthesis.nests.recurrence import Recurrence, is_call

@@ -18,6 +18,8 @@ def call(step: candidate_pb2.LibraryCall, names: Mapping[str, str]) -> list[str]
     """
     if step.target == program_steps.BLOCK:
         return list(_block(step, names))
+    if step.target == program_steps.LOOP:
+        return list(_loop(step, names))
     results = [names[name] if name else "_" for name in step.results]
     return [_statement(step.target, _arguments(step, names), results, in_list=step.result_in_list)]
 
@@ -39,6 +41,15 @@ def _block(step: candidate_pb2.LibraryCall, names: Mapping[str, str]) -> Iterato
     known = {source.name: names[name] for source, name in zip(graph.sources, given, strict=True)}
     own = {name: f"_ws_{at}" for at, name in enumerate(program_steps.names_made(graph))}
     known |= own
+    yield from _calls(graph, known)
+    for name, result in zip(step.results, graph.outputs, strict=True):
+        if name:
+            yield f"{names[name]} = {known[result]}"
+    if own:
+        yield f"del {', '.join(own.values())}"
+
+
+def _calls(graph: graph_pb2.Graph, known: Mapping[str, str]) -> Iterator[str]:
     for node in graph.nodes:
         results = [known[result.name] if result.name else "_" for result in node.results]
         arguments = _arguments(node, known)
@@ -46,11 +57,29 @@ def _block(step: candidate_pb2.LibraryCall, names: Mapping[str, str]) -> Iterato
             yield f"{results[0]} = {program_steps.NUMBERS[node.target].format(*arguments)}"
             continue
         yield _statement(node.target, arguments, results, in_list=program_steps.is_in_list(node))
-    for name, result in zip(step.results, graph.outputs, strict=True):
+
+
+def _loop(step: candidate_pb2.LibraryCall, names: Mapping[str, str]) -> Iterator[str]:
+    """The steps of a loop as one in Python."""
+    graph = program_steps.body(step.args[0].text)
+    sequences, states, others = ([names[value.tensor] for value in argument.list.values] for argument in step.args[1:])
+    now = [f"_ws_state_{at}" for at in range(len(states))]
+    elements = [f"_ws_element_{at}" for at in range(len(sequences))]
+    sources = zip(graph.sources, [*elements, *now, *others], strict=True)
+    known = {source.name: name for source, name in sources}
+    own = {name: f"_ws_{at}" for at, name in enumerate(program_steps.names_made(graph))}
+    known |= own
+    yield f"{', '.join(now)}, = {', '.join(states)},"
+    yield f"_ws_made = [[] for _ in range({len(states)})]"
+    yield f"for {', '.join(elements)}, in zip({', '.join(f'{name}.unbind()' for name in sequences)}):"
+    for line in _calls(graph, known):
+        yield f"    {line}"
+    yield f"    {', '.join(now)}, = {', '.join(known[name] for name in graph.outputs)},"
+    yield f"    for _ws_all, _ws_state in zip(_ws_made, ({', '.join(now)},)): _ws_all.append(_ws_state)"
+    for at, name in enumerate(step.results):
         if name:
-            yield f"{names[name]} = {known[result]}"
-    if own:
-        yield f"del {', '.join(own.values())}"
+            yield f"{names[name]} = torch.stack(_ws_made[{at}])"
+    yield f"del {', '.join([*own.values(), *now, *elements, '_ws_made', '_ws_all', '_ws_state'])}"
 
 
 _DTYPES = {

@@ -2,7 +2,8 @@
 
 The one idea: graphs have static shapes, so what has none stays inside of one call, `warpsmith::block`. Its first
 argument is a graph of its own, as text; the tensors that go in and come out are static. It is a library step wherever
-it stands. Whoever runs or checks steps imports this module, which makes the operation known.
+it stands. `warpsmith::loop` makes the calls of such a graph step by step, for loops that a kernel may take as a whole.
+Whoever runs or checks steps imports this module, which makes the operations known.
 """
 
 from __future__ import annotations
@@ -89,7 +90,28 @@ def _call(node: graph_pb2.Node, device: torch.device) -> Callable[..., list[Any]
     return made
 
 
+def loop(
+    text: str, sequences: Sequence[torch.Tensor], states: Sequence[torch.Tensor], others: Sequence[torch.Tensor]
+) -> list[torch.Tensor]:
+    """Makes the calls of a block for each step of sequences [steps, ...]: of an element of each, what states are by
+    then, and others; it gives each state anew. All that each state has become: [steps, *shape of a state].
+
+    Raises:
+        BadInput: the text is no block, or an operation is not allowed.
+    """
+    device, now, made = sequences[0].device, [*states], list[list[torch.Tensor]]()
+    if device.type == "meta":
+        return [state.new_empty((len(sequences[0]), *state.shape)) for state in states]
+    for elements in zip(*(sequence.unbind() for sequence in sequences), strict=True):
+        now = block(text, (), (*elements, *now, *others))
+        made.append(now)
+    return [torch.stack(steps) for steps in zip(*made, strict=True)]
+
+
 _LIBRARY: Final = torch.library.Library("warpsmith", "FRAGMENT")  # type: ignore[no-untyped-call]
 _LIBRARY.define("block(str text, Tensor(a!)[] written, Tensor[] read, bool widen=False) -> Tensor[]")  # type: ignore[no-untyped-call]
 _LIBRARY.impl("block", block, "CompositeImplicitAutograd")  # type: ignore[no-untyped-call]
+_LIBRARY.define("loop(str text, Tensor[] sequences, Tensor[] states, Tensor[] others) -> Tensor[]")  # type: ignore[no-untyped-call]
+_LIBRARY.impl("loop", loop, "CompositeImplicitAutograd")  # type: ignore[no-untyped-call]
 aten.admit(torch.ops.warpsmith.block.default)
+aten.admit(torch.ops.warpsmith.loop.default)
