@@ -35,6 +35,7 @@ from agent_synthesis.nests.verifier import MalformedNest
 from warpsmith import plugins
 from warpsmith.errors import BadInput
 from warpsmith.graphs import aten, dtypes
+from warpsmith.graphs.library.attention import STAND_INS
 
 _FAMILIES = (
     convolution_handlers,
@@ -132,6 +133,8 @@ def _lower(index: GraphIndex, nodes: tuple[str, ...], outputs: tuple[str, ...]) 
         node = index.nodes[name]
         if aten.is_outside(node.target):
             return Refusal(f"{node.target} is an operation of its own")
+        if node.target in STAND_INS:
+            return Refusal("attention of a training step is the library's")
         if node.random:
             return Refusal(f"{node.target} is random")
         if not index.is_pure(name) and not index.writes_back(name):

@@ -23,6 +23,7 @@ from agent_synthesis.nests.recurrence import Recurrence
 from agent_synthesis.plans.partition import Group
 from agent_synthesis.plans.plan import Plan
 from warpsmith.graphs import aten, kept
+from warpsmith.graphs.library import attention as attention_calls
 from warpsmith.program_steps import tensor_names
 from warpsmith.v1 import analysis_pb2, graph_pb2, task_pb2, tensor_pb2
 
@@ -250,6 +251,8 @@ def product_flops(index: GraphIndex, node: graph_pb2.Node) -> int:
     if kind == "scaled_dot_product_attention":
         query, key, value = shapes[:3]
         return 2 * math.prod(query[:-2]) * _scores(node, query[-2], key[-2]) * (query[-1] + value[-1])
+    if node.target in attention_calls.PRODUCTS:
+        return 2 * attention_calls.PRODUCTS[node.target] * attention_calls.pair_count(node, index.spec) * shapes[0][-1]
     if kind in _RECURRENT:
         steps = math.prod(shapes[0][:-1])
         return 2 * steps * sum(math.prod(shape) for shape in shapes if len(shape) == 2 and shape != shapes[0])

@@ -277,6 +277,10 @@ class Tried:
             if source.origin != graph_pb2.ORIGIN_CONSTANT
         }
 
+    def run(self) -> list[torch.Tensor]:
+        """Outputs and gradients as plan zero gives them."""
+        return list(interpreter.run_plan(self.plan, self.sources()))
+
     def check(self, plan: Plan) -> None:
         """Compares what a plan means with the truth."""
         made, wanted = interpreter.run_plan(plan, self.sources()), self.truth()
