@@ -35,7 +35,7 @@ from agent_synthesis.nests.verifier import MalformedNest
 from warpsmith import plugins
 from warpsmith.errors import BadInput
 from warpsmith.graphs import aten, dtypes
-from warpsmith.graphs.library.attention import STAND_INS
+from warpsmith.graphs.library.attention import BACKWARD
 
 _FAMILIES = (
     convolution_handlers,
@@ -133,8 +133,8 @@ def _lower(index: GraphIndex, nodes: tuple[str, ...], outputs: tuple[str, ...]) 
         node = index.nodes[name]
         if aten.is_outside(node.target):
             return Refusal(f"{node.target} is an operation of its own")
-        if node.target in STAND_INS:
-            return Refusal("attention of a training step is the library's")
+        if node.target == BACKWARD:
+            return Refusal("attention's backward is the library's")
         if node.random:
             return Refusal(f"{node.target} is random")
         if not index.is_pure(name) and not index.writes_back(name):
@@ -177,7 +177,7 @@ def _traced(index: GraphIndex, nodes: tuple[str, ...], outputs: tuple[str, ...])
             tensors |= {tensor: _renamed(lookup(tensor), tracer) for tensor in node.mutates}
             results: Sequence[torch.Tensor | None]
             if attention.is_call(node):  # before PyTorch takes it apart, in one of its many ways
-                results = [attention.traced(node, tensors.__getitem__, tracer)]
+                results = attention.traced(node, tensors.__getitem__, tracer)
             else:
                 call = aten.PreparedCall(node.target, node.args, node.kwargs, meta)
                 tracer.is_wanted = [bool(result.name) for result in node.results]

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 
 from agent_synthesis.bundle import Bundle
-from agent_synthesis.nests.attention import Attended
+from agent_synthesis.nests.attention import Attended, Statistics
 from agent_synthesis.nests.element_types import TORCH
 from agent_synthesis.nests.ir import (
     ARG_REDUCTIONS,
@@ -107,7 +107,7 @@ class _Run:
         return _fold("sum", value.to(TORCH[store.type]).expand(self._shape), list(range(self._rank)))
 
     def _attended(self, reduction: Attended) -> torch.Tensor:
-        """Values weighted by a softmax over the only reduced axis."""
+        """Values weighted by a softmax over the only reduced axis, or statistics of that."""
         value, query, key = reduction.loads
         depth = torch.arange(reduction.depth)
         queries = self._memory[query.buffer][self._index(query.index)[..., None] + depth * reduction.query_stride]
@@ -115,6 +115,9 @@ class _Run:
         scores = (queries.to(torch.float32) * keys.to(torch.float32)).sum(-1) * reduction.scale
         if reduction.mask is not None:
             scores = scores + self._value(reduction.mask)
+        if isinstance(reduction, Statistics):
+            sums = torch.logsumexp(scores.expand(self._shape), -1, keepdim=True)
+            return sums.masked_fill(sums.isneginf(), torch.inf)
         weights = torch.softmax(scores, -1).masked_fill(scores.isneginf().all(-1, keepdim=True), 0.0)
         weighted = weights * self._value(value)
         return weighted.expand(self._shape).sum(-1, keepdim=True)
