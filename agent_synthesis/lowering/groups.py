@@ -27,7 +27,8 @@ from agent_synthesis.lowering import (
     windows_handlers,
 )
 from agent_synthesis.lowering.forms import Form, FormMemory, Forms, renamed
-from agent_synthesis.nests import attention, iteration, recurrence
+from agent_synthesis.nests import attention, iteration
+from agent_synthesis.nests.calls import attention_backward, recurrence
 from agent_synthesis.nests.ir import BufferRef, Nest
 from agent_synthesis.nests.product import multiplies_matrices
 from agent_synthesis.nests.symbolic import HANDLERS, Handler, Refused, Tracer, storage_type
@@ -133,8 +134,6 @@ def _lower(index: GraphIndex, nodes: tuple[str, ...], outputs: tuple[str, ...]) 
         node = index.nodes[name]
         if aten.is_outside(node.target):
             return Refusal(f"{node.target} is an operation of its own")
-        if node.target == BACKWARD:
-            return Refusal("attention's backward is the library's")
         if node.random:
             return Refusal(f"{node.target} is random")
         if not index.is_pure(name) and not index.writes_back(name):
@@ -142,6 +141,8 @@ def _lower(index: GraphIndex, nodes: tuple[str, ...], outputs: tuple[str, ...]) 
     try:
         if any(recurrence.is_call(index.nodes[name]) for name in nodes):
             return _recurrent(index, nodes, outputs)
+        if any(index.nodes[name].target == BACKWARD for name in nodes):
+            return _attention_backward(index, nodes, outputs)
         return _traced(index, nodes, outputs)
     except Refused as refused:
         return Refusal(str(refused))
@@ -207,6 +208,12 @@ def _recurrent(index: GraphIndex, nodes: tuple[str, ...], outputs: tuple[str, ..
     if len(nodes) > 1:
         raise Refused("a recurrent network is a kernel of its own")
     return recurrence.traced(index, index.nodes[nodes[0]], outputs, identifier((outputs or nodes)[-1]))
+
+
+def _attention_backward(index: GraphIndex, nodes: tuple[str, ...], outputs: tuple[str, ...]) -> Nest:
+    if len(nodes) > 1:
+        raise Refused("attention's backward is a kernel of its own")
+    return attention_backward.traced(index, index.nodes[nodes[0]], outputs, identifier((outputs or nodes)[-1]))
 
 
 def _renamed(tensor: torch.Tensor, tracer: Tracer) -> torch.Tensor:

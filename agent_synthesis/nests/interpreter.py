@@ -13,6 +13,7 @@ import torch
 
 from agent_synthesis.bundle import Bundle
 from agent_synthesis.nests.attention import Attended, Statistics
+from agent_synthesis.nests.calls.attention_backward import AttentionBackward
 from agent_synthesis.nests.element_types import TORCH
 from agent_synthesis.nests.ir import (
     ARG_REDUCTIONS,
@@ -40,7 +41,7 @@ from agent_synthesis.nests.product import Multiplied
 from agent_synthesis.nests.symbolic import common_shape
 from agent_synthesis.plans.plan import Plan
 from warpsmith.graphs import aten
-from warpsmith.v1 import graph_pb2
+from warpsmith.v1 import graph_pb2, tensor_pb2
 
 
 def run(nest: Nest, memory: Mapping[str, torch.Tensor]) -> None:
@@ -49,6 +50,9 @@ def run(nest: Nest, memory: Mapping[str, torch.Tensor]) -> None:
     if isinstance(nest, Bundle):
         for member in nest.members:
             run(member.nest, memory)
+        return
+    if isinstance(nest, AttentionBackward):
+        nest.run(memory)
         return
     _Run(nest, memory).run()
 
@@ -247,7 +251,7 @@ def run_plan(plan: Plan, sources: Mapping[str, torch.Tensor]) -> list[torch.Tens
         node = index.nodes[name]
         for result, tensor in zip(node.results, aten.call(node.target, node.args, node.kwargs, lookup), strict=False):
             if result.name and tensor is not None:
-                values[result.name] = tensor
+                values[result.name] = tensor if result.alias_of else _planned(tensor, result.spec)
 
     with torch.no_grad():
         for group in plan.groups:
@@ -270,6 +274,13 @@ def run_plan(plan: Plan, sources: Mapping[str, torch.Tensor]) -> list[torch.Tens
                     shaped = torch.as_strided(memory[buffer.name], list(spec.shape), list(spec.strides))
                     values[buffer.name] = shaped
         return [lookup(name) for name in index.graph.outputs]
+
+
+def _planned(tensor: torch.Tensor, spec: tensor_pb2.TensorSpec) -> torch.Tensor:
+    """A tensor as a plan has it lie: what a GPU's call gives in another order, a processor's may not."""
+    if tensor.stride() == tuple(spec.strides) or 0 in spec.strides:
+        return tensor
+    return torch.empty_strided(tensor.shape, list(spec.strides), dtype=tensor.dtype).copy_(tensor)
 
 
 def _pairs(*names: str) -> dict[str, Callable[..., torch.Tensor]]:

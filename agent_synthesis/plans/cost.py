@@ -17,9 +17,10 @@ from agent_synthesis.lowering.groups import lower
 from agent_synthesis.nests.analysis.convolution import convolves
 from agent_synthesis.nests.analysis.products.decoded_product import decoded_product
 from agent_synthesis.nests.attention import attention_of
+from agent_synthesis.nests.calls.attention_backward import AttentionBackward
+from agent_synthesis.nests.calls.recurrence import Recurrence
 from agent_synthesis.nests.ir import AxisValue, Call, Expression, Index, Load, Memory, Nest
 from agent_synthesis.nests.product import elements_and_rows, matrix_product
-from agent_synthesis.nests.recurrence import Recurrence
 from agent_synthesis.plans.partition import Group
 from agent_synthesis.plans.plan import Plan
 from warpsmith.graphs import aten, kept
@@ -37,7 +38,7 @@ def of_group(plan: Plan, group: Group) -> analysis_pb2.Cost:
     if group.engine == "authored":
         nest = plan.nest(group)
         assert isinstance(nest, Nest), nest
-        cost = at_once(plan, group) if isinstance(nest, Recurrence) else of_nest(nest)
+        cost = at_once(plan, group) if isinstance(nest, Recurrence | AttentionBackward) else of_nest(nest)
         footprint = plan.schedule(group).footprint(nest, group.settings)
         cost.launch_count = footprint.launch_count
         cost.parallel_count = footprint.parallel_count
