@@ -340,10 +340,12 @@ template <class A> struct Derivation {
     if constexpr (A::kIsNarrow) round_pairs<A>(scores, weights);
     thread.show(shared.changes[buffer], rounded);
     publish_writes();
-    meet_at<256>(kChangesThere);
     products_begin();
     if constexpr (A::kIsNarrow) add_over_queries<A>(of_values, weights, shared.gradients[stage]);
     add_over_queries<A>(of_keys, rounded, shared.queries[stage]);
+    products_commit();
+    meet_at<256>(kChangesThere);
+    products_begin();
     multiply_changes<A>(changed, shared, buffer, thread.warpgroup);
     products_commit();
     products_wait<0>();

@@ -25,7 +25,7 @@ from warpsmith.graphs.library.attention import BACKWARD, FORWARD
 from warpsmith.hardware import H200, Hardware
 from warpsmith.v1 import task_pb2
 
-pytestmark = pytest.mark.simt
+pytestmark = [pytest.mark.simt, pytest.mark.timeout(1800)]  # each fixture compiles and runs all
 CARD = replace(H200, sm_count=2)
 """Whose blocks take several tiles."""
 Function = Callable[..., torch.Tensor]

@@ -51,8 +51,13 @@ def _attended(query: torch.Tensor, *_: Any, **__: Any) -> tuple[torch.Tensor, to
     return torch.empty_like(query), statistics
 
 
-def _derivatives_of_attention(_gradient: torch.Tensor, *operands: Any, **_: Any) -> tuple[torch.Tensor, ...]:
-    """PyTorch 2.11 takes keys for as many as heads."""
+def _derivatives_of_attention(
+    _gradient: torch.Tensor, *operands: Any, attn_mask: torch.Tensor | None = None, **_: Any
+) -> tuple[torch.Tensor, ...]:
+    """They lie head by head within a row, or on a GPU without a mask as the operands do. PyTorch 2.11 takes heads of
+    keys for as many as those of queries."""
+    if _gpu.get() and attn_mask is None:
+        return tuple(torch.empty_like(each) for each in operands[:3])
     return tuple(
         torch.empty_permuted(each.shape, (0, 2, 1, 3), dtype=each.dtype, device=each.device) for each in operands[:3]
     )
