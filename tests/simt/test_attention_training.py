@@ -62,6 +62,7 @@ CASES: dict[str, tuple[Function, list[torch.Tensor]]] = {
     "more keys than blocks": (attention, drawn(150, 400, 64)),
     "causal": (causal, drawn(330, 330, 64)),
     "causal, fewer keys": (causal, drawn(150, 66, 128)),
+    "causal, keys that nobody sees": (causal, drawn(70, 300, 128)),
     "shared heads": (shared, drawn(130, 190, 128, heads=4, key_heads=2)),
     "heads last": (heads_last, [each.transpose(1, 2).contiguous() for each in drawn(70, 66, 64, heads=2)]),
     "a mask": (hidden(96, 136), drawn(96, 136, 64, heads=2)),

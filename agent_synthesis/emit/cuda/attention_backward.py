@@ -32,6 +32,8 @@ from warpsmith.v1 import candidate_pb2, tensor_pb2
 MOST_DEPTH, LEAST_ROWS = 128, 64
 """Elements of a row, of two derivatives of which a thread has a share in registers; queries below which most of a tile
 would be empty."""
+MOST_SCORES = 1 << 42
+"""Of a layer, whose tiles are counted in 32 bits."""
 _ELEMENTS = {Type.F16: "ws::half", Type.BF16: "ws::bfloat16"}
 _BLOCK, _TILE_KEYS, _PART_FLOATS = 64, 128, 64 * 64
 """Elements of a box's rows; keys of a tile; floats of a half of a tile of the queries' derivative."""
@@ -61,7 +63,7 @@ class CudaAttentionBackward(CudaSchedule):
         made = _derivatives(nest)
         if made is None or made.type not in _ELEMENTS or made.depth > MOST_DEPTH or made.depth % 8:
             return False
-        if made.queries < LEAST_ROWS or made.heads % made.key_heads:
+        if made.queries < LEAST_ROWS or made.heads % made.key_heads or made.queries * made.keys > MOST_SCORES:
             return False
         if made.mask is not None and nest.buffers[made.mask.buffer].type is not made.type:
             return False
