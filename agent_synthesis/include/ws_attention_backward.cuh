@@ -130,6 +130,7 @@ WS_INLINE void copy_for_backward(AttentionBackwardTiles<A>& shared, const Tensor
     for (int member = 0; member < A::kGroup; ++member) {
       const int layer = tile.layer * A::kGroup + member;
       int number_of_tile = tile.first_tile();
+#pragma unroll 1
       for (int step = 0; step < steps; ++step, number_of_tile = tile.next(number_of_tile)) {
         const int stage = place.stage, row = number_of_tile * A::kTileQueries;
         shared.free[stage].wait(place.parity ^ 1);
@@ -152,6 +153,7 @@ template <class A> WS_INLINE void keep_turns(unsigned* counters, int warpgroup) 
     const int steps = tile.steps();
     for (int member = 0; member < A::kGroup; ++member) {
       int queries = tile.first_tile();
+#pragma unroll 1
       for (int step = 0; step < steps; ++step, queries = tile.next(queries)) {
         unsigned* counter = counters + ((int64(tile.layer) * A::kGroup + member) * A::kQueryTiles + queries) * 2 + warpgroup;
         const unsigned turn = tile.turn(queries);
@@ -208,14 +210,18 @@ template <class A> struct BackwardThread {
   // Scores become weights. `scale` is that of scores where a mask is added to them, else times log2(e).
   WS_INLINE void weigh(float (&scores)[A::kScores], const float (&statistics)[2][A::kTileQueries], float scale,
                        const typename A::Mask::Element* __restrict__ mask, int layer, int first_query, int first_key) const {
-    if ((A::kKeys % A::kTileKeys && first_key + A::kTileKeys > A::kKeys) ||
-        (A::kCausal && first_key + A::kTileKeys - 1 > first_query)) {
-      const int row = first_key + key, beyond = A::kKeys - row, after = first_query + query + 1 - row;
+    if constexpr (A::kKeys % A::kTileKeys != 0) {
+      if (first_key + A::kTileKeys > A::kKeys) {
+        const int beyond = A::kKeys - first_key - key;
 #pragma unroll
-      for (int i = 0; i < A::kScores; ++i) {
-        const int seen = A::kCausal ? min(beyond, after + i / 4 * 8 + i % 2) : beyond;
-        if (i / 2 % 2 * 8 >= seen) scores[i] = -infinity<float>();
+        for (int i = 0; i < A::kScores; ++i) scores[i] = i / 2 % 2 * 8 >= beyond ? -infinity<float>() : scores[i];
       }
+    }
+    if (A::kCausal && first_key + A::kTileKeys - 1 > first_query) {
+      const int after = first_query + query - first_key - key;
+#pragma unroll
+      for (int i = 0; i < A::kScores; ++i)
+        scores[i] = i / 2 % 2 * 8 - i / 4 * 8 - i % 2 > after ? -infinity<float>() : scores[i];
     }
 #pragma unroll
     for (int i = 0; i < A::kScores; ++i) {
@@ -240,11 +246,13 @@ template <class A> struct BackwardThread {
   // To where tensor cores take them from, in the copy engine's swizzle of 128 bytes.
   WS_INLINE void show(typename A::Element (&to)[A::kQueryBlocks][A::kTileKeys * 64],
                       const unsigned (&pairs)[A::kScores / 2]) const {
+    unsigned swizzle[1] = {static_cast<unsigned>(key % 8 * 16)};
+    settle(swizzle);  // places are worked out here: kept from step to step, they would not all find registers
 #pragma unroll
     for (int i = 0; i < A::kScores / 2; ++i) {
       const int column = query + i / 2 * 8, row = key + i % 2 * 8;
       char* block = reinterpret_cast<char*>(to[column / 64]);
-      *reinterpret_cast<unsigned*>(block + ((row * 128 + column % 64 * 2) ^ row % 8 * 16)) = pairs[i];
+      *reinterpret_cast<unsigned*>(block + row * 128 + (column % 64 * 2 ^ swizzle[0])) = pairs[i];
     }
   }
   // A part of dQ to where it is added up, as it lies in registers.
@@ -369,6 +377,7 @@ template <class A> struct Derivation {
     for (int i = 0; i < A::kSums; ++i) of_keys[i] = of_values[i] = 0.0f;
     // One loop for all heads: two would cost registers.
     int layer = tile.layer * A::kGroup, queries = tile.first_tile(), step = 0;
+#pragma unroll 1
     for (int left = steps * A::kGroup; left > 0; --left) {
       take(of_keys, of_values, part, tile, layer, queries, scale, scale_of_scores);
       given_to = results.sums + (int64(layer) * A::kQueryTiles + queries) * 2 * (A::kPartFloats / 4);
