@@ -24,6 +24,7 @@ from agent_synthesis.schedule import Emission
 from warpsmith import arguments, digest, plugins
 from warpsmith.contract import program_parts, words
 from warpsmith.errors import IllegalMove
+from warpsmith.graphs.library.attention import library_call
 from warpsmith.program_steps import is_in_list, kept_steps, made_by
 from warpsmith.v1 import candidate_pb2, graph_pb2, task_pb2
 
@@ -102,7 +103,7 @@ class _Generator:
         self._append_call(node, group.name)
 
     def _append_call(self, node: graph_pb2.Node, group: str) -> None:
-        call = candidate_pb2.LibraryCall(target=node.target, args=node.args, kwargs=node.kwargs)
+        call, unread = library_call(node, self._index.spec, is_gpu=self._plan.target == task_pb2.TARGET_CUDA)
         call.result_in_list = is_in_list(node)
         for result in node.results:
             wanted = bool(result.name) and (bool(self._index.users(result.name)) or result.name in self._index.outputs)
@@ -111,6 +112,7 @@ class _Generator:
                 self._buffers[result.name] = candidate_pb2.Buffer(
                     name=result.name, role=candidate_pb2.ROLE_LIBRARY, spec=result.spec
                 )
+        call.results.extend([""] * unread)
         self._program.steps.append(candidate_pb2.Step(group=group, library=call))
 
     def _author(self, group: Group) -> None:

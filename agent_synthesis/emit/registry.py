@@ -18,6 +18,7 @@ from agent_synthesis.emit.cpu.row_reduction import CpuRowReduction
 from agent_synthesis.emit.cpu.scan import CpuScan
 from agent_synthesis.emit.cpu.window import CpuWindow
 from agent_synthesis.emit.cuda.attention import CudaAttention
+from agent_synthesis.emit.cuda.attention_backward import CudaAttentionBackward
 from agent_synthesis.emit.cuda.columns.column_reduction import CudaColumnReduction
 from agent_synthesis.emit.cuda.parts.bundle import CudaBundle
 from agent_synthesis.emit.cuda.parts.pieces import CudaPieces
@@ -42,9 +43,10 @@ from agent_synthesis.emit.cuda.segments.segments import CudaSegments
 from agent_synthesis.emit.cuda.transposes.transpose import CudaTranspose
 from agent_synthesis.emit.cuda.windows.convolution import CudaConvolution
 from agent_synthesis.emit.cuda.windows.window import CudaWindow
+from agent_synthesis.nests.calls.attention_backward import AttentionBackward
+from agent_synthesis.nests.calls.recurrence import Recurrence
 from agent_synthesis.nests.ir import Nest
 from agent_synthesis.nests.product import multiplies_matrices
-from agent_synthesis.nests.recurrence import Recurrence
 from agent_synthesis.schedule import Offered, Schedule
 from agent_synthesis.settings import Settings
 from warpsmith import plugins
@@ -83,9 +85,8 @@ def _cuda(card: Hardware) -> tuple[Offered, ...]:
         Offered(CudaRowsAndColumns(card)), Offered(CudaSegments(card)),
         Offered(CudaStreamedProduct(card)), Offered(CudaConvertedProduct(card)), Offered(CudaProduct(card)),
         Offered(CudaScaledProduct(card)), Offered(CudaSmallProduct(card)), Offered(CudaDecodedProduct(card)),
-        Offered(CudaReducedProduct(card)),
-        Offered(CudaNormalizedProduct(card)), Offered(CudaAttention(card)), Offered(CudaRecurrent(card)),
-        Offered(CudaLoop(card)),
+        Offered(CudaReducedProduct(card)), Offered(CudaNormalizedProduct(card)), Offered(CudaAttention(card)),
+        Offered(CudaAttentionBackward(card)), Offered(CudaRecurrent(card)), Offered(CudaLoop(card)),
         Offered(CudaBundle(card)),
     )  # fmt: skip
 
@@ -101,6 +102,8 @@ PIECES = "cuda_pieces"
 """The schedule of what others would take too, and make of it element by element."""
 RECURRENT = frozenset({"cuda_loop", "cuda_recurrent"})
 """Schedules of recurrent networks, which have no loops for others to read."""
+BACKWARDS = frozenset({"cuda_attention_backward"})
+"""Schedules of attention's backward, which has none either."""
 BUNDLES = frozenset({"cuda_bundle"})
 """Schedules of several nests that are launched as one."""
 MAY_BE_BUNDLED = frozenset({"cuda_pointwise", "cuda_transpose"})
@@ -142,19 +145,22 @@ def _chosen() -> tuple[Callable[[Hardware], Schedule[Settings]], ...]:
 
 
 def asked_about(nest: Nest, target: task_pb2.Target.ValueType, hardware: Hardware = H200) -> list[Offered]:
-    """The schedules of a target that are asked about a nest: those of recurrent networks, of bundles, of what
+    """The schedules of a target that are asked about a nest: those of recurrent networks, of attention's
+    backward, of bundles, of what
     multiplies matrices, of what reduces parts of rows or sums over its rows, or of what does none of this; one of a
     plugin is asked about products and the last."""
     offered = schedules(target, hardware)
     if isinstance(nest, Recurrence):
         return [each for each in offered if each.name in RECURRENT]
+    if isinstance(nest, AttentionBackward):
+        return [each for each in offered if each.name in BACKWARDS]
     if isinstance(nest, Bundle):
         return [each for each in offered if each.name in BUNDLES]
     if nest.segments:
         return [each for each in offered if each.name in SEGMENTS]
     if nest.summed:
         return [each for each in offered if each.name in SUMS_OVER_ROWS]
-    named = PRODUCTS | RECURRENT | SUMS_OVER_ROWS | BUNDLES
+    named = PRODUCTS | RECURRENT | BACKWARDS | SUMS_OVER_ROWS | BUNDLES
     others = PRODUCTS if multiplies_matrices(nest) else {each.name for each in offered} - named
     return [each for each in offered if each.name in others or not type(each.made).__module__.startswith(__package__)]
 

@@ -20,6 +20,7 @@ from agent_synthesis.nests.symbolic import decompositions
 from agent_synthesis.rewrite.calls import Draft, Named, Replacement, arguments
 from warpsmith.errors import BadInput
 from warpsmith.graphs import aten, dtypes
+from warpsmith.graphs.library.attention import STAND_INS
 from warpsmith.program_steps import tensor_names
 from warpsmith.v1 import graph_pb2, tensor_pb2
 
@@ -35,7 +36,7 @@ def taken_apart(index: GraphIndex, node: str) -> Replacement | None:
     that they are made of round what they do not.
     """
     call = index.nodes[node]
-    if aten.is_outside(call.target) or call.random or call.mutates:
+    if aten.is_outside(call.target) or call.random or call.mutates or call.target in STAND_INS:
         return None
     overload = aten.resolve(call.target)
     if torch._C._dispatch_has_kernel_for_dispatch_key(_dispatched(overload), "CompositeImplicitAutograd"):

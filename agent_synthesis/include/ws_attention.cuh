@@ -209,6 +209,12 @@ struct OnlineSoftmax {
     sum += __shfl_xor_sync(0xffffffffu, sum, 2);
     return sum;
   }
+  // Of a row, the natural logarithm of the sum of exponentials of its scores: infinite where it sees nothing, so that no
+  // weight that is made of it counts.
+  WS_INLINE float statistics(int lower, float to_log2) const {
+    const float sum = whole(lower);
+    return sum == 0.0f ? infinity<float>() : (pivot[lower] * to_log2 + log2f(sum)) * 0.6931471805599453f;
+  }
   // One over it; zero for a row that sees nothing, as PyTorch has it.
   WS_INLINE float reciprocal(int lower) const {
     const float sum = whole(lower);
@@ -302,12 +308,17 @@ WS_INLINE void multiply_values(float (&sums)[A::kSums], const unsigned (&weights
     multiply_add_held<typename A::Element, kAcross>(sums, weights + n / 4, further<kAcross>(values, n), keep + n > 0);
 }
 
+// Where a backward needs no rows' statistics. Others are functions of (layer, row, value).
+struct NoStatistics {
+  static constexpr bool kAreKept = false;
+};
+
 // The sums of a tile's 64 rows; what lies in `place` moves on by the steps taken.
 // `scale` is that of scores where a mask is added to them, else times log2(e).
-template <class A>
+template <class A, class Keep>
 WS_INLINE void attend(AttentionTiles<A>& shared, RingPlace<A::kStages>& place, const Turns<A>& turns,
                       const typename A::QueryTile& tile, float scale, const typename A::Mask::Element* __restrict__ mask,
-                      float (&sums)[A::kSums]) {
+                      float (&sums)[A::kSums], const Keep& keep) {
   // A score of 1e8 times log2(e) is off by up to 2^5: of all its row's weights alike, which halves have no range for.
   constexpr bool kFar = A::Mask::kIsAdded || kIsHalf<typename A::Element>;
   const float to_log2 = A::Mask::kIsAdded ? 1.4426950408889634f : scale;
@@ -371,6 +382,13 @@ WS_INLINE void attend(AttentionTiles<A>& shared, RingPlace<A::kStages>& place, c
   multiply_values<A>(sums, weights, shared, previous.stage, steps - 1);
   products_commit();
   const float reciprocals[2] = {softmax.reciprocal(0), softmax.reciprocal(1)};
+  if constexpr (Keep::kAreKept) {
+#pragma unroll
+    for (int lower = 0; lower < 2; ++lower) {
+      const float statistics = softmax.statistics(lower, to_log2);
+      if (threadIdx.x % 4 == 0 && row + 8 * lower < A::kM) keep(tile.layer, row + 8 * lower, statistics);
+    }
+  }
   products_wait<0>();
   settle(sums);
   settle(weights);
@@ -426,14 +444,14 @@ WS_INLINE void with_query_tiles(const TensorMap& queries, const TensorMap& keys,
 }
 
 // The whole of attention.
-template <class A, class Finish>
+template <class A, class Finish, class Keep = NoStatistics>
 WS_INLINE void attention(const TensorMap& queries, const TensorMap& keys, const TensorMap& values, float scale,
-                         const typename A::Mask::Element* __restrict__ mask, const Finish& finish) {
+                         const typename A::Mask::Element* __restrict__ mask, const Finish& finish, const Keep& keep = {}) {
   with_query_tiles<A>(
       queries, keys, values,
       [&](AttentionTiles<A>& shared, RingPlace<A::kStages>& place, const Turns<A>& turns,
           const typename A::QueryTile& tile, float (&sums)[A::kSums]) {
-        attend<A>(shared, place, turns, tile, scale, mask, sums);
+        attend<A>(shared, place, turns, tile, scale, mask, sums, keep);
       },
       finish);
 }

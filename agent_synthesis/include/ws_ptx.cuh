@@ -124,6 +124,17 @@ WS_INLINE void load_relaxed(const unsigned long long* from, unsigned long long& 
 WS_INLINE void store_relaxed(unsigned long long* to, unsigned long long word) {
   asm volatile("st.relaxed.gpu.global.b64 [%0], %1;" :: "l"(to), "l"(word) : "memory");
 }
+// Adds to four floats in the second-level cache, and does not wait for it; nobody else may touch them meanwhile. Before sm_90
+// they come one by one.
+WS_INLINE void add_floats(float4* to, float4 four) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};"
+               :: "l"(to), "f"(four.x), "f"(four.y), "f"(four.z), "f"(four.w) : "memory");
+#else
+  float* each = reinterpret_cast<float*>(to);
+  atomicAdd(each, four.x), atomicAdd(each + 1, four.y), atomicAdd(each + 2, four.z), atomicAdd(each + 3, four.w);
+#endif
+}
 // What was written before a counter came so far is there for the caller afterwards.
 WS_INLINE unsigned load_acquire(const unsigned* counter) {
   unsigned count;

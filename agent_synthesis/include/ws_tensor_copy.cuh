@@ -20,7 +20,14 @@ WS_INLINE void copy_box(const TensorMap& map, Barrier& barrier, void* to, int x,
       : "memory");
 }
 
-// The same to every block of the cluster whose bit is set, at the same place and barrier of each.
+// Copies bytes as they lie; addresses and their number are multiples of 16.
+WS_INLINE void copy_bytes(Barrier& barrier, void* to, const void* from, int bytes) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
+               ::"r"(shared_address(to)), "l"(from), "r"(bytes), "r"(shared_address(&barrier))
+               : "memory");
+}
+
+// A box to every block of the cluster whose bit is set, at the same place and barrier of each.
 WS_INLINE void copy_box_to(unsigned short blocks, const TensorMap& map, Barrier& barrier, void* to, int x, int y, int z,
                            int w) {
   asm volatile(

@@ -30,7 +30,8 @@ from agent_synthesis.lowering import (
     windows_handlers,
 )
 from agent_synthesis.lowering.forms import Form, FormMemory, Forms, renamed
-from agent_synthesis.nests import attention, iteration, recurrence
+from agent_synthesis.nests import attention, iteration
+from agent_synthesis.nests.calls import attention_backward, recurrence
 from agent_synthesis.nests.ir import BufferRef, Nest
 from agent_synthesis.nests.product import multiplies_matrices
 from agent_synthesis.nests.symbolic import HANDLERS, Handler, Refused, Symbol, Tracer, storage
@@ -38,6 +39,7 @@ from agent_synthesis.nests.verifier import MalformedNest
 from warpsmith import plugins
 from warpsmith.errors import BadInput
 from warpsmith.graphs import aten, dtypes
+from warpsmith.graphs.library.attention import BACKWARD
 from warpsmith.program_steps import LOOP
 
 _FAMILIES = (
@@ -145,6 +147,8 @@ def _lower(index: GraphIndex, nodes: tuple[str, ...], outputs: tuple[str, ...]) 
     try:
         if any(recurrence.is_call(index.nodes[name]) or index.nodes[name].target == LOOP for name in nodes):
             return _recurrent(index, nodes, outputs)
+        if any(index.nodes[name].target == BACKWARD for name in nodes):
+            return _attention_backward(index, nodes, outputs)
         return _traced(index, nodes, outputs)
     except Refused as refused:
         return Refusal(str(refused))
@@ -180,7 +184,7 @@ def _traced(index: GraphIndex, nodes: tuple[str, ...], outputs: tuple[str, ...])
             tensors |= {tensor: _renamed(lookup(tensor), tracer) for tensor in node.mutates}
             results: Sequence[torch.Tensor | None]
             if attention.is_call(node):  # before PyTorch takes it apart, in one of its many ways
-                results = [attention.traced(node, tensors.__getitem__, tracer)]
+                results = attention.traced(node, tensors.__getitem__, tracer)
             else:
                 call = aten.PreparedCall(node.target, node.args, node.kwargs, meta)
                 tracer.is_wanted = [bool(result.name) for result in node.results]
@@ -217,6 +221,12 @@ def _recurrent(index: GraphIndex, nodes: tuple[str, ...], outputs: tuple[str, ..
     if isinstance(made, Refusal):
         raise Refused(made.reason)
     return step.traced(made, outputs, name)
+
+
+def _attention_backward(index: GraphIndex, nodes: tuple[str, ...], outputs: tuple[str, ...]) -> Nest:
+    if len(nodes) > 1:
+        raise Refused("attention's backward is a kernel of its own")
+    return attention_backward.traced(index, index.nodes[nodes[0]], outputs, identifier((outputs or nodes)[-1]))
 
 
 def _renamed(tensor: torch.Tensor, tracer: Tracer) -> torch.Tensor:

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import torch
 
 from agent_synthesis.graphs.graph_index import GraphIndex
+from agent_synthesis.nests.calls.recurrence import TYPES, Gate, Loop, Read, Recurrence, Stage, Tensor
 from agent_synthesis.nests.ir import Axis, BufferRef, Index, Load, Nest, Quotient, walk
-from agent_synthesis.nests.recurrence import TYPES, Gate, Loop, Read, Recurrence, Stage, Tensor
 from agent_synthesis.nests.symbolic import Refused
 from warpsmith import program_steps
 from warpsmith.graphs import aten, dtypes

@@ -23,7 +23,9 @@ from agent_synthesis.nests.ir import (
     Load,
     Nest,
     Quotient,
+    Reduced,
     Reduction,
+    Store,
     Type,
 )
 from agent_synthesis.nests.symbolic import (
@@ -41,6 +43,7 @@ from agent_synthesis.nests.symbolic import (
     type_of,
 )
 from warpsmith.graphs import aten
+from warpsmith.graphs.library.attention import FORWARD
 from warpsmith.v1 import graph_pb2
 
 _CALL = "aten.scaled_dot_product_attention."
@@ -92,14 +95,29 @@ class Attended(Reduction):
         return None
 
 
+@dataclass(frozen=True)
+class Statistics(Attended):
+    """Of a row that an `Attended` reduces, log(sum over keys of exp(scale · query · key + mask)), for its backward.
+
+    Of a row that sees nothing it is infinite, so that every weight which is made of it is zero.
+    """
+
+
 @dataclass(frozen=True, eq=False)
 class Attending(Fold):
-    """The fold that becomes an `Attended`."""
+    """The fold that becomes an `Attended`, or its `Statistics`."""
 
     depth: int
     query_stride: int
     key_stride: int
     scale: float
+    of: Attending | None = None
+    """Of statistics, the fold whose rows they are of."""
+
+    def reduction(self, value: Expression) -> Attended:
+        """Without a name."""
+        kind = Attended if self.of is None else Statistics
+        return kind("", self.operation, value, self.type, self.depth, self.query_stride, self.key_stride, self.scale)
 
 
 @dataclass(frozen=True)
@@ -174,12 +192,12 @@ class Attention:
 
 
 def is_call(node: graph_pb2.Node) -> bool:
-    """Whether a call is PyTorch's own name for attention."""
-    return node.target.startswith(_CALL)
+    """Whether a call is PyTorch's own name for attention, or attention that keeps its rows' statistics."""
+    return node.target.startswith(_CALL) or node.target == FORWARD
 
 
-def traced(node: graph_pb2.Node, lookup: Callable[[str], torch.Tensor], tracer: Tracer) -> torch.Tensor:
-    """The call's result, known to the tracer.
+def traced(node: graph_pb2.Node, lookup: Callable[[str], torch.Tensor], tracer: Tracer) -> list[torch.Tensor]:
+    """The call's results, known to the tracer.
 
     Raises:
         Refused: it has dropout or another form that is not one reduction.
@@ -193,7 +211,7 @@ def traced(node: graph_pb2.Node, lookup: Callable[[str], torch.Tensor], tracer: 
     scale = float(given["scale"] if given["scale"] is not None else depth**-0.5)
     if given["dropout_p"] or (given["is_causal"] and given["attn_mask"] is not None):
         raise Refused("attention with dropout, or with two masks, is not lowered")
-    group = _group(query, key) if given["enable_gqa"] else 1
+    group = _group(query, key) if given.get("enable_gqa", True) else 1
     layers = [*key.shape[:-3], group * key.shape[-3]] if key.dim() > 2 else []
     if list(query.shape[:-2]) != layers or key.shape[:-1] != value.shape[:-1] or not 0 < scale < math.inf:
         raise Refused("attention of broadcast operands, or with a scale that is not positive, is not lowered")
@@ -217,7 +235,17 @@ def traced(node: graph_pb2.Node, lookup: Callable[[str], torch.Tensor], tracer: 
 
     result: torch.Tensor = query.new_empty((*query.shape[:-1], value.shape[-1]))
     tracer.bind(result, Symbol(tuple(result.shape), stored, at))
-    return result
+    if node.target != FORWARD:
+        return [result]
+    of_rows = replace(made, operation="attend_statistics", of=made)
+
+    def statistics_at(index: Indices) -> Expression:
+        leaf: Any = Ref(of_rows, (*index, Index()), Type.F32)
+        return leaf  # type: ignore[no-any-return]  # as `at` has it
+
+    statistics = query.new_empty(query.shape[:-1], dtype=torch.float32)
+    tracer.bind(statistics, Symbol(tuple(statistics.shape), Type.F32, statistics_at))
+    return [result, statistics]
 
 
 def _group(query: torch.Tensor, key: torch.Tensor) -> int:
@@ -307,8 +335,22 @@ def _stride(symbol: Symbol, depth: int) -> int:
     return stride
 
 
+def without_statistics(nest: Nest) -> tuple[Nest, Store | None]:
+    """The nest without the store of its rows' statistics, and that store, if it has one."""
+    names = {each.name for each in nest.reductions if isinstance(each, Statistics)}
+    found = [store for store in nest.stores if isinstance(store.value, Reduced) and store.value.reduction in names]
+    if not found:
+        return nest, None
+    gone = {store.buffer for store in found}
+    reductions = tuple(each for each in nest.reductions if each.name not in names)
+    stores = tuple(store for store in nest.stores if store not in found)
+    buffers = tuple(buffer for buffer in nest.buffers if buffer.name not in gone)
+    return replace(nest, reductions=reductions, stores=stores, buffers=buffers), found[0]
+
+
 def attention_of(nest: Nest) -> Attention | None:
     """The nest as attention; None where it is none, or has axes that no strides describe."""
+    nest, _ = without_statistics(nest)
     if len(nest.reductions) != 1 or not isinstance(nest.reductions[0], Attended) or len(nest.reduced) != 1:
         return None
     reduction, keys = nest.reductions[0], nest.reduced[0]

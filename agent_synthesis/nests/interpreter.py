@@ -12,7 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 
 from agent_synthesis.bundle import Bundle
-from agent_synthesis.nests.attention import Attended
+from agent_synthesis.nests.attention import Attended, Statistics
+from agent_synthesis.nests.calls.attention_backward import AttentionBackward
 from agent_synthesis.nests.element_types import TORCH
 from agent_synthesis.nests.ir import (
     ARG_REDUCTIONS,
@@ -40,7 +41,7 @@ from agent_synthesis.nests.product import Multiplied
 from agent_synthesis.nests.symbolic import common_shape
 from agent_synthesis.plans.plan import Plan
 from warpsmith.graphs import aten
-from warpsmith.v1 import graph_pb2
+from warpsmith.v1 import graph_pb2, tensor_pb2
 
 
 def run(nest: Nest, memory: Mapping[str, torch.Tensor]) -> None:
@@ -49,6 +50,9 @@ def run(nest: Nest, memory: Mapping[str, torch.Tensor]) -> None:
     if isinstance(nest, Bundle):
         for member in nest.members:
             run(member.nest, memory)
+        return
+    if isinstance(nest, AttentionBackward):
+        nest.run(memory)
         return
     _Run(nest, memory).run()
 
@@ -107,7 +111,7 @@ class _Run:
         return _fold("sum", value.to(TORCH[store.type]).expand(self._shape), list(range(self._rank)))
 
     def _attended(self, reduction: Attended) -> torch.Tensor:
-        """Values weighted by a softmax over the only reduced axis."""
+        """Values weighted by a softmax over the only reduced axis, or statistics of that."""
         value, query, key = reduction.loads
         depth = torch.arange(reduction.depth)
         queries = self._memory[query.buffer][self._index(query.index)[..., None] + depth * reduction.query_stride]
@@ -115,6 +119,9 @@ class _Run:
         scores = (queries.to(torch.float32) * keys.to(torch.float32)).sum(-1) * reduction.scale
         if reduction.mask is not None:
             scores = scores + self._value(reduction.mask)
+        if isinstance(reduction, Statistics):
+            sums = torch.logsumexp(scores.expand(self._shape), -1, keepdim=True)
+            return sums.masked_fill(sums.isneginf(), torch.inf)
         weights = torch.softmax(scores, -1).masked_fill(scores.isneginf().all(-1, keepdim=True), 0.0)
         weighted = weights * self._value(value)
         return weighted.expand(self._shape).sum(-1, keepdim=True)
@@ -244,7 +251,7 @@ def run_plan(plan: Plan, sources: Mapping[str, torch.Tensor]) -> list[torch.Tens
         node = index.nodes[name]
         for result, tensor in zip(node.results, aten.call(node.target, node.args, node.kwargs, lookup), strict=False):
             if result.name and tensor is not None:
-                values[result.name] = tensor
+                values[result.name] = tensor if result.alias_of else _planned(tensor, result.spec)
 
     with torch.no_grad():
         for group in plan.groups:
@@ -267,6 +274,13 @@ def run_plan(plan: Plan, sources: Mapping[str, torch.Tensor]) -> list[torch.Tens
                     shaped = torch.as_strided(memory[buffer.name], list(spec.shape), list(spec.strides))
                     values[buffer.name] = shaped
         return [lookup(name) for name in index.graph.outputs]
+
+
+def _planned(tensor: torch.Tensor, spec: tensor_pb2.TensorSpec) -> torch.Tensor:
+    """A tensor as a plan has it lie: what a GPU's call gives in another order, a processor's may not."""
+    if tensor.stride() == tuple(spec.strides) or 0 in spec.strides:
+        return tensor
+    return torch.empty_strided(tensor.shape, list(spec.strides), dtype=tensor.dtype).copy_(tensor)
 
 
 def _pairs(*names: str) -> dict[str, Callable[..., torch.Tensor]]:

@@ -273,8 +273,10 @@ OPERATIONS: Mapping[str, int] = {
 """Operation → number of arguments. `max` and `min` give NaN when either argument is NaN, as PyTorch does. `gather` is
 the element of a `Memory` at an offset of type I64; code that makes it keeps the offset inside the buffer."""
 
-REDUCTIONS: Mapping[str, float] = {"sum": 0.0, "max": -math.inf, "min": math.inf, "prod": 1.0, "attend": 0.0}
-"""Reduction → its neutral element. `max` and `min` propagate NaN. `attend` is for `attention.Attended` alone."""
+REDUCTIONS: Mapping[str, float] = {
+    "sum": 0.0, "max": -math.inf, "min": math.inf, "prod": 1.0, "attend": 0.0, "attend_statistics": math.inf,
+}  # fmt: skip
+"""Reduction → its neutral element. `max` and `min` propagate NaN. The last two are for `attention.Attended` alone."""
 
 ARG_REDUCTIONS: Mapping[str, str] = {"argmax": "max", "argmin": "min"}
 """Reduction that finds a place → the one that finds its value. Of equal values the least position wins; NaN wins."""

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from agent_synthesis.nests.analysis.known_sums import without_known_sums
-from agent_synthesis.nests.attention import Attended, Attending
+from agent_synthesis.nests.attention import Attending
 from agent_synthesis.nests.ir import (
     Axis,
     BufferRef,
@@ -155,8 +155,8 @@ class _Attempt:
     ) -> Nest:
         anchor = self._anchor(outputs)
         stores: list[Store] = []
-        for output in outputs:
-            where = self._place(output, anchor)
+        for output in sorted(outputs, key=_is_of_rows):
+            where = _rows(output, self._reductions) if _is_of_rows(output) else self._place(output, anchor)
             value = _unrounded(self._resolved(output.symbol.at(where)), output.symbol.type)
             stores.append(Store(output.buffer, _strided(where, output.strides), value))
         stores += [self._summed(output) for output in sums]
@@ -343,8 +343,7 @@ class _Attempt:
             ends = (self._resolved(place(ref.indices)) for place in (ref.fold.begin, ref.fold.end))
             return Segmented("", ref.fold.operation, Call("segment", (value, *ends), ref.fold.type), ref.fold.type)
         if isinstance(ref.fold, Attending):
-            f = ref.fold
-            return Attended("", "attend", value, f.type, f.depth, f.query_stride, f.key_stride, f.scale)
+            return ref.fold.reduction(value)
         return Reduction("", ref.fold.operation, value, ref.fold.type)
 
     def _scan(self, ref: Ref) -> Scan:
@@ -399,6 +398,25 @@ def _check_shared(stores: Sequence[Store]) -> None:
     others = set(_loads(store.value for store in stores if not isinstance(store, Summed)))
     if sums and not all(others & set(_loads([value])) for value in sums):
         raise Refused("what it sums up over rows is read nowhere else")
+
+
+def _of_rows(output: Output) -> Attending | None:
+    """The fold of rows' statistics that an output is."""
+    leaf = output.symbol.at((Index(),) * len(output.symbol.shape))
+    return leaf.fold if isinstance(leaf, Ref) and isinstance(leaf.fold, Attending) and leaf.fold.of else None
+
+
+def _is_of_rows(output: Output) -> bool:
+    return _of_rows(output) is not None
+
+
+def _rows(output: Output, reductions: Iterable[tuple[Fold, Indices]]) -> Indices:
+    """The index of rows' statistics: where the fold of these rows is read, as is known once that is placed."""
+    fold = _of_rows(output)
+    found = [indices[:-1] for made, indices in reductions if fold is not None and made is fold.of]
+    if len(found) != 1:
+        raise Refused("statistics of attention whose result it does not store")
+    return found[0]
 
 
 def _kept(ref: Ref) -> Indices:

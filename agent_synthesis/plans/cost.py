@@ -18,13 +18,15 @@ from agent_synthesis.nests.analysis.convolution import convolves
 from agent_synthesis.nests.analysis.products.decoded_product import decoded_product
 from agent_synthesis.nests.analysis.products.scaled_product import scaled_product
 from agent_synthesis.nests.attention import attention_of
+from agent_synthesis.nests.calls.attention_backward import AttentionBackward
+from agent_synthesis.nests.calls.recurrence import Recurrence
 from agent_synthesis.nests.ir import AxisValue, Call, Expression, Index, Load, Memory, Nest
 from agent_synthesis.nests.product import elements_and_rows, matrix_product
-from agent_synthesis.nests.recurrence import Recurrence
 from agent_synthesis.plans.partition import Group
 from agent_synthesis.plans.plan import Plan
 from warpsmith import program_steps
 from warpsmith.graphs import aten, kept
+from warpsmith.graphs.library import attention as attention_calls
 from warpsmith.program_steps import LOOP, tensor_names
 from warpsmith.v1 import analysis_pb2, graph_pb2, task_pb2, tensor_pb2
 
@@ -38,7 +40,7 @@ def of_group(plan: Plan, group: Group) -> analysis_pb2.Cost:
     if group.engine == "authored":
         nest = plan.nest(group)
         assert isinstance(nest, Nest), nest
-        cost = at_once(plan, group) if isinstance(nest, Recurrence) else of_nest(nest)
+        cost = at_once(plan, group) if isinstance(nest, Recurrence | AttentionBackward) else of_nest(nest)
         footprint = plan.schedule(group).footprint(nest, group.settings)
         cost.launch_count = footprint.launch_count
         cost.parallel_count = footprint.parallel_count
@@ -268,6 +270,8 @@ def product_flops(index: GraphIndex, node: graph_pb2.Node) -> int:
     if kind == "scaled_dot_product_attention":
         query, key, value = shapes[:3]
         return 2 * math.prod(query[:-2]) * _scores(node, query[-2], key[-2]) * (query[-1] + value[-1])
+    if node.target in attention_calls.PRODUCTS:
+        return 2 * attention_calls.PRODUCTS[node.target] * attention_calls.pair_count(node, index.spec) * shapes[0][-1]
     if kind in _RECURRENT:
         steps = math.prod(shapes[0][:-1])
         return 2 * steps * sum(math.prod(shape) for shape in shapes if len(shape) == 2 and shape != shapes[0])

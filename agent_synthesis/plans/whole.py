@@ -14,9 +14,10 @@ from agent_synthesis.graphs import in_place
 from agent_synthesis.nests import iteration_space
 from agent_synthesis.nests.analysis.convolution import convolves
 from agent_synthesis.nests.attention import attention_of
+from agent_synthesis.nests.calls.attention_backward import AttentionBackward
+from agent_synthesis.nests.calls.recurrence import is_call
 from agent_synthesis.nests.ir import Nest, Type
 from agent_synthesis.nests.product import multiplies_matrices
-from agent_synthesis.nests.recurrence import is_call
 from agent_synthesis.plans import bundles, chunking, cost, fusion, saving
 from agent_synthesis.plans.partition import Group, touched
 from agent_synthesis.plans.plan import Plan, schedules_for
@@ -233,4 +234,6 @@ def _multiplies(plan: Plan, group: Group) -> bool:
         attention = attention_of(iteration_space.simplified(nest))
         if attention is not None and attention.type is Type.F32:
             return not schedules_for(plan.target, nest, plan.hardware)
+    if isinstance(nest, AttentionBackward):
+        return True
     return multiplies_matrices(nest) or (convolves(nest) and bool(schedules_for(plan.target, nest, plan.hardware)))

@@ -3,12 +3,12 @@
 Of 16-bit operands it is one kernel; of floats, which have no lag, one beside three small ones, or in rows of more than
 128 elements two products and a softmax.
 
-    python -m benchmarks.products.attention [--rounds 11] [--only mask]
+    python -m benchmarks.products.attention [--rounds 11] [--only mask] [--backward]
 
 Prints a table: medians of CUDA events over rounds in which every arm runs once, with the second-level cache overwritten
 before each; errors against fp64, over those of PyTorch's own choice of backend. A backend that refuses a case has a
 dash. Nothing here judges a kernel: that is `warpsmith bench`, whose baselines are PyTorch's own choice and
-torch.compile.
+torch.compile. `--backward`: of the backward alone (`attention_backward`).
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from agent_synthesis import generator
 from agent_synthesis.graphs.graph_index import GraphIndex
 from agent_synthesis.plans import fusion, moves
 from agent_synthesis.plans.plan import plan_zero
+from benchmarks.products import attention_backward
 from gpu_bench.running.executor import Sources
 from gpu_bench.running.gpu.cuda import CudaExecutor
 from warpsmith.graphs.capture import capture
@@ -129,6 +130,22 @@ CASES = (
     Case(4, 16, 2048, 128, torch.float32),
     Case(4, 16, 2048, 64, torch.float32, causal=True),
     Case(4, 16, 2048, 128, torch.float32, key_heads=4, mask="bools"),
+)
+
+
+BACKWARD_CASES = (
+    Case(1, 16, 16384, 128),
+    Case(1, 16, 16384, 128, causal=True),
+    Case(1, 16, 16384, 128, torch.float16),
+    Case(1, 16, 16384, 64),
+    Case(1, 16, 16384, 64, causal=True),
+    Case(4, 16, 2048, 64, causal=True),
+    Case(4, 32, 2048, 128, causal=True),
+    Case(32, 16, 512, 128),
+    Case(1, 32, 8192, 128, causal=True, key_heads=8),
+    Case(1, 8, 32768, 128),
+    Case(1, 16, 8192, 128, mask="floats"),
+    Case(4, 16, 2048, 64, mask="bools"),
 )
 
 
@@ -239,8 +256,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=11)
     parser.add_argument("--only", default="", help="cases whose name contains this")
+    parser.add_argument("--backward", action="store_true", help="times the backward alone")
     options = parser.parse_args()
     torch.set_grad_enabled(False)
+    if options.backward:
+        return _measure_backward(options.only, options.rounds)
     head = ["attention", "default, ms", *(f"{name}, ms" for name in BACKENDS)]
     for lag in LAGS:
         head += [f"lag {lag}, ms (TFLOP/s)", "against flash", "against default", "against the fastest", "error ratio"]
@@ -256,6 +276,23 @@ def main() -> int:
     reached = float(lines[0].split("|")[7].strip(" x"))
     print(f"\nagainst flash at {CASES[0]}: {reached:.2f}x (bar {BAR}x)")
     return 0 if reached >= BAR else 1
+
+
+def _measure_backward(only: str, rounds: int) -> int:
+    """The same of the backward, against cuDNN in the first two cases."""
+    flushed = torch.empty(FLUSHED_BYTES, dtype=torch.uint8, device="cuda")
+    head = attention_backward.heads(tuple(BACKENDS))
+    print(f"| {' | '.join(head)} |\n| {' | '.join('---' for _ in head)} |", flush=True)
+    least = math.inf
+    for case in (each for each in BACKWARD_CASES if only in str(each)):
+        cells = attention_backward.measure(case, BACKENDS, lambda arms: times(arms, rounds, flushed))
+        print(f"| {' | '.join(cells)} |", flush=True)
+        if case in BACKWARD_CASES[:2]:
+            least = min(least, attention_backward.reached(cells, tuple(BACKENDS)))
+    if least == math.inf:
+        return 0
+    print(f"\nagainst cuDNN at {BACKWARD_CASES[0]}, causal or not: {least:.2f}x (bar {attention_backward.BAR}x)")
+    return 0 if least >= attention_backward.BAR else 1
 
 
 if __name__ == "__main__":

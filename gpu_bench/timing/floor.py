@@ -18,6 +18,7 @@ from gpu_bench.timing import headline
 from gpu_bench.timing.second_sweeps import REGISTER_BYTES, Slices, slices_of
 from warpsmith.graphs import aten, dtypes
 from warpsmith.graphs.kept import kept_calls, varying_origins
+from warpsmith.graphs.library import attention
 from warpsmith.program_steps import tensor_names
 from warpsmith.v1 import candidate_pb2, graph_pb2, task_pb2, tensor_pb2, timing_pb2
 
@@ -367,6 +368,10 @@ class _Counter:
 
         if not _may_multiply(_operation(node)):
             return 0
+        if node.target in attention.PRODUCTS:
+            needed = 2 if node.target == attention.FORWARD else 4  # scores might be kept
+            pairs = 0 if attention.mask_of(node) else attention.pair_count(node, self._specs.__getitem__)
+            return 2 * needed * pairs * self._specs[node.args[0].tensor].shape[-1]
         counter = FlopCounterMode(display=False)
         try:
             with torch.no_grad(), counter:
@@ -423,6 +428,8 @@ class _Counter:
 
     def _attended_part(self, node: graph_pb2.Node) -> float:
         """Part of the scores that attention needs: none that a mask may hide, what is left of a causal one."""
+        if node.target in attention.PRODUCTS:
+            return 1.0  # of what `_node_flops` says
         named = {each.name: each.value for each in node.kwargs}
         is_causal = named.get("is_causal") or (node.args[5] if len(node.args) > 5 else None)
         if len(tensor_names(aten.arguments_of(node))) > 3:

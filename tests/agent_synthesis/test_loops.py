@@ -16,7 +16,7 @@ from agent_synthesis.generator import generate
 from agent_synthesis.graphs.graph_index import GraphIndex
 from agent_synthesis.lowering.groups import Refusal
 from agent_synthesis.nests import interpreter
-from agent_synthesis.nests.recurrence import Loop, Recurrence, loop_of
+from agent_synthesis.nests.calls.recurrence import Loop, Recurrence, loop_of
 from agent_synthesis.plans import moves
 from agent_synthesis.plans.plan import Plan, plan_zero
 from agent_synthesis.rewrite import with_replacement

@@ -12,6 +12,8 @@ import torch
 from lowered_hypot import handlers, hypot
 from one_thread_an_element import OneThreadAnElement
 from torch import nn
+from torch.nn.functional import scaled_dot_product_attention
+from training_steps import Tried, of
 
 from agent_synthesis import conformance, generator
 from agent_synthesis.bundle import Member, bundle
@@ -33,6 +35,7 @@ from agent_synthesis.testing import Applied, Recurrent, bags, concatenation, gel
 from warpsmith import plugins, testing
 from warpsmith.errors import BadInput, UnknownPlugin
 from warpsmith.graphs.capture import capture
+from warpsmith.graphs.library.attention import BACKWARD
 from warpsmith.hardware import H200
 from warpsmith.program_steps import LOOP
 from warpsmith.v1 import task_pb2
@@ -202,13 +205,26 @@ def side_by_side() -> dict[str, Nest]:
     return found
 
 
+def backwards() -> dict[str, Nest]:
+    """Attention's backward."""
+    found: dict[str, Nest] = {}
+    for name, (rows, keys, depth) in {"attention": (70, 90, 64), "wide attention": (200, 100, 128)}.items():
+        operands = [torch.zeros(1, 2, count, depth).bfloat16() for count in (rows, keys, keys)]
+        index = Tried.of((of(scaled_dot_product_attention), lambda operands=operands: operands), CUDA).plan.index
+        (call,) = (node.name for node in index.graph.nodes if node.target == BACKWARD)
+        nest = groups.lower(index, (call,), tuple(index.results(call)))
+        assert isinstance(nest, Nest), nest
+        found[name] = nest
+    return found
+
+
 @pytest.mark.parametrize(
     "each", [*registry.every_schedule(task_pb2.TARGET_CPU), *registry.every_schedule(CUDA)], ids=lambda each: each.name
 )
 def test_our_own_schedules_fit(each: Offered) -> None:
     asked = {registry.PIECES: concatenations, "cuda_recurrent": networks, "cuda_loop": loops}
     asked |= {**dict.fromkeys(registry.SUMS_OVER_ROWS, summed), "cuda_segments": parts}
-    asked |= dict.fromkeys(registry.BUNDLES, side_by_side)
+    asked |= {**dict.fromkeys(registry.BUNDLES, side_by_side), **dict.fromkeys(registry.BACKWARDS, backwards)}
     found = conformance.check_schedule(lambda _: each.made, asked=asked[each.name]() if each.name in asked else None)
     if each.name in registry.PRODUCTS - {"cuda_product", "cuda_product_simt"}:  # of sizes that gain by them
         assert all(finding.startswith("it accepts none of 17 nests: gelu, ") for finding in found)

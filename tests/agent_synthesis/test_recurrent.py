@@ -12,7 +12,7 @@ from torch import nn
 from agent_synthesis.emit.cuda.recurrences.recurrent import RecurrentSettings
 from agent_synthesis.generator import generate
 from agent_synthesis.graphs.graph_index import GraphIndex
-from agent_synthesis.nests.recurrence import Recurrence
+from agent_synthesis.nests.calls.recurrence import Recurrence
 from agent_synthesis.plans import moves
 from agent_synthesis.plans.plan import Plan, plan_zero
 from agent_synthesis.testing import Applied

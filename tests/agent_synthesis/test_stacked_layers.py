@@ -11,7 +11,7 @@ from torch import nn
 
 from agent_synthesis.graphs.graph_index import GraphIndex
 from agent_synthesis.nests import interpreter
-from agent_synthesis.nests.recurrence import is_call
+from agent_synthesis.nests.calls.recurrence import is_call
 from agent_synthesis.plans import moves
 from agent_synthesis.plans.plan import Plan, plan_zero
 from warpsmith.graphs.capture import capture

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from agent_synthesis.graphs.graph_index import GraphIndex
-from agent_synthesis.nests.recurrence import Recurrence
+from agent_synthesis.nests.calls.recurrence import Recurrence
 from agent_synthesis.plans import moves
 from agent_synthesis.plans.plan import Plan, plan_zero
 from agent_synthesis.rewrite import rewritten

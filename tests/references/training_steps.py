@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 from agent_synthesis.graphs.graph_index import GraphIndex
 from agent_synthesis.nests import interpreter
 from agent_synthesis.plans.plan import Plan, plan_zero
-from warpsmith.graphs import training_step
+from warpsmith.graphs import aten, training_step
 from warpsmith.graphs.capture import capture
 from warpsmith.v1 import graph_pb2, task_pb2
 
@@ -276,6 +276,33 @@ class Tried:
             for source in self.plan.index.graph.sources
             if source.origin != graph_pb2.ORIGIN_CONSTANT
         }
+
+    def values(self) -> dict[str, torch.Tensor]:
+        """Every tensor of the graph as PyTorch computes it here, by name."""
+        index, found = self.plan.index, self.sources()
+        constants = (each for each in index.graph.sources if each.origin == graph_pb2.ORIGIN_CONSTANT)
+        found |= {each.name: aten.constant(each, torch.device("cpu")) for each in constants}
+        for node in index.graph.nodes:
+            results = aten.call(node.target, node.args, node.kwargs, found.__getitem__)
+            found |= {
+                each.name: made
+                for each, made in zip(node.results, results, strict=True)
+                if each.name and made is not None
+            }
+        return {name: self._laid_out(name, tensor) for name, tensor in found.items()}
+
+    def strides(self, name: str) -> tuple[int, ...]:
+        """Of a tensor as the plan has it."""
+        return tuple(self.plan.index.spec(name).strides)
+
+    def _laid_out(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.stride() == (strides := self.strides(name)):
+            return tensor
+        return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype).copy_(tensor)
+
+    def run(self) -> list[torch.Tensor]:
+        """Outputs and gradients as plan zero gives them."""
+        return list(interpreter.run_plan(self.plan, self.sources()))
 
     def check(self, plan: Plan) -> None:
         """Compares what a plan means with the truth."""

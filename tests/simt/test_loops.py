@@ -16,7 +16,7 @@ from agent_synthesis.emit.cuda.recurrences.loop import CudaLoop, LoopSettings
 from agent_synthesis.emit.cuda.recurrences.recurrent import CudaRecurrent, RecurrentSettings
 from agent_synthesis.graphs.graph_index import GraphIndex
 from agent_synthesis.lowering.groups import lower
-from agent_synthesis.nests.recurrence import Recurrence, is_call
+from agent_synthesis.nests.calls.recurrence import Recurrence, is_call
 from agent_synthesis.plans.plan import Plan, plan_zero
 from agent_synthesis.rewrite import with_replacement
 from agent_synthesis.rewrite.calls import Replacement

@@ -14,7 +14,7 @@ from agent_correctness.simulation.simt import Sanitizer, Simulation, Simulator
 from agent_synthesis.emit.cuda.recurrences.recurrent import CudaRecurrent, RecurrentSettings
 from agent_synthesis.graphs.graph_index import GraphIndex
 from agent_synthesis.lowering.groups import lower
-from agent_synthesis.nests.recurrence import Recurrence, is_call
+from agent_synthesis.nests.calls.recurrence import Recurrence, is_call
 from agent_synthesis.plans.plan import plan_zero
 from agent_synthesis.rewrite import rewritten
 from agent_synthesis.rewrite.loops.unrolled import replacements

@@ -8,6 +8,7 @@ import torch
 from warpsmith.errors import BadInput
 from warpsmith.graphs import aten, dtypes
 from warpsmith.graphs.capture import capture
+from warpsmith.graphs.library.scaled_products import scaled_product
 from warpsmith.v1 import tensor_pb2
 
 
@@ -84,7 +85,7 @@ def test_floats_of_8_bits_have_a_truth(blocks: str) -> None:
 
     factors = left.double(), right.double()
     truth = whole(scale_left, factors[0]) @ whole(scale_right, factors[1])
-    found = aten.scaled_product(*factors, scale_left, scale_right, None, out_dtype=torch.float64)
+    found = scaled_product(*factors, scale_left, scale_right, None, out_dtype=torch.float64)
     torch.testing.assert_close(found, truth)
 
 

@@ -68,6 +68,11 @@ WS_INLINE void store_relaxed(unsigned long long* to, unsigned long long word) {
   __atomic_store_n(to, word, __ATOMIC_RELAXED);
   simt::pause(true);
 }
+// Plain additions: who touches them meanwhile is found as a race.
+WS_INLINE void add_floats(float4* to, float4 four) {
+  if (reinterpret_cast<uintptr_t>(to) % 16 != 0) simt::fail("misaligned", "floats that are not aligned to 16 bytes");
+  *to = float4{to->x + four.x, to->y + four.y, to->z + four.z, to->w + four.w};
+}
 WS_INLINE unsigned load_acquire(const unsigned* counter) {
   const unsigned count = __atomic_load_n(counter, __ATOMIC_ACQUIRE);
   simt::pause(false);

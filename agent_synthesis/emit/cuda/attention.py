@@ -24,7 +24,7 @@ from agent_synthesis.emit.cuda.products.product_engine import ENGINES, NEEDS, En
 from agent_synthesis.emit.cuda.products.product_text import PRODUCT_HEADERS
 from agent_synthesis.emit.cuda.schedule import CudaSchedule
 from agent_synthesis.nests import iteration_space
-from agent_synthesis.nests.attention import Attention, Factor, attention_of
+from agent_synthesis.nests.attention import Attention, Factor, attention_of, without_statistics
 from agent_synthesis.nests.ir import Nest, Type
 from agent_synthesis.schedule import Emission, Footprint
 from warpsmith.hardware import Hardware
@@ -68,6 +68,8 @@ class CudaAttention(CudaSchedule):
         most = MOST_MASKED if pieces(made) > 1 and is_masked_by_floats else MOST_COLUMNS[made.type]
         if made.rows.extent < LEAST_ROWS or max(made.reduction.depth, made.columns.extent) > most:
             return False
+        if pieces(made) > 1 and without_statistics(nest)[1] is not None:
+            return False
         if made.mask is not None and (made.mask.type not in MASKS or made.keys.extent < 2):
             return False
         return all(_suits(made, factor) for factor in (made.query, made.key, made.value))
@@ -104,13 +106,14 @@ class CudaAttention(CudaSchedule):
     def emit(self, nest: Nest, settings: AttentionSettings) -> Emission:
         """One kernel, whose blocks stay and take tile after tile; of floats between two that split and a repair."""
         require_fits(self.hardware, nest, settings)
-        simple, made = iteration_space.simplified(nest), _attention(nest)
+        made = _attention(nest)
+        simple, statistics = without_statistics(iteration_space.simplified(nest))
         heading = function_text.header(simple, self.name, settings)
         if pieces(made) > 1:
             split = SplitAttentionText(self.hardware, simple, made, settings)
             kernels, headers = split.kernels()
             return split.emission(heading, kernels, [*_HEADERS, *headers])
-        text = AttentionText(self.hardware, simple, made, settings)
+        text = AttentionText(self.hardware, simple, made, settings, statistics)
         return text.emission(heading, [text.product()], _HEADERS)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 from agent_synthesis.emit.cuda import geometry
 from agent_synthesis.emit.cuda.attention_tiling import BLOCK, AttentionSettings, shared_bytes, tile_count
@@ -16,8 +17,9 @@ from agent_synthesis.emit.cuda.kernel_text import Kernel
 from agent_synthesis.emit.cuda.products.product_engine import ENGINES, EngineName
 from agent_synthesis.emit.cuda.products.product_text import WARPGROUP_THREADS, ProductText
 from agent_synthesis.emit.cuda.products.product_tiling import Tiling
+from agent_synthesis.nests.analysis.products.product_end import three_axes
 from agent_synthesis.nests.attention import Attention, Factor
-from agent_synthesis.nests.ir import Nest, Type
+from agent_synthesis.nests.ir import Nest, Store, Type
 from agent_synthesis.nests.product import MatrixProduct, Operand
 from warpsmith.hardware import Hardware
 from warpsmith.v1 import candidate_pb2
@@ -31,7 +33,15 @@ MASKS = {Type.BOOL: "bool", Type.F16: "ws::half", Type.BF16: "ws::bfloat16", Typ
 class AttentionText(ProductText):
     """The kernel's pieces."""
 
-    def __init__(self, hardware: Hardware, nest: Nest, made: Attention, settings: AttentionSettings) -> None:
+    def __init__(
+        self,
+        hardware: Hardware,
+        nest: Nest,
+        made: Attention,
+        settings: AttentionSettings,
+        statistics: Store | None = None,
+    ) -> None:
+        """`nest`: without the store of its rows' `statistics`, if they are wanted."""
         value = made.value
         operand = Operand(value.buffer, made.type, value.offset, (), value.column, value.row)
         product = MatrixProduct(
@@ -40,8 +50,11 @@ class AttentionText(ProductText):
         tiling = Tiling(settings.queries, stages=settings.stages, cluster=1, raster=1, promote=1, split_k=1)
         super().__init__(hardware, nest, product, _ENGINES[made.type], tiling)
         self._made, self._settings = made, settings
+        self._statistics: Store | None = None
+        if statistics is not None:
+            (self._statistics,) = three_axes(replace(nest, reductions=(), stores=(statistics,)), product).stores
 
-    def shape(self) -> list[str]:
+    def type(self) -> list[str]:
         """The kernel's type."""
         offsets = ", ".join(f".{side} = {factor.offset}" for side, factor in self._factors())
         kind = f"ws::Attention<{self.operands.element},"
@@ -78,18 +91,38 @@ class AttentionText(ProductText):
         lines[-1] += ">;"
         return lines
 
+    def shape(self) -> list[str]:
+        """The kernel's type, and what keeps its rows' statistics."""
+        lines = self.type()
+        if self._statistics is None:
+            return lines
+        names = {axis: self._text.function.axes.get(axis, axis) for axis in ("batch", "m")}
+        place = self._text.function.index(self._statistics.index, names)
+        given = ", ".join(f"{self._text.offset} {name}" for name in names.values())
+        return [
+            *lines,
+            f"struct {self.entry}_statistics {{",
+            "  static constexpr bool kAreKept = true;",
+            "  float* __restrict__ statistics;",
+            f"  WS_INLINE void operator()({given}, float value) const {{",
+            f"    statistics[{place}] = value;",
+            "  }",
+            "};",
+        ]
+
     def product(self) -> Kernel:
         """The kernel itself."""
         arguments = [f"const __grid_constant__ ws::TensorMap {side}_map" for side, _ in self._factors()]
+        keep = f", {self.entry}_statistics{{statistics}}" if self._statistics is not None else ""
         name, factor = self._scale()
         text = [
             *self.signature(
                 f"__launch_bounds__({self.entry}_shape::kThreads, 1) {self.entry}_attention",
-                [*arguments, *self._mask_parameter()],
+                [*arguments, *self._mask_parameter(), *self._statistics_parameter()],
             ),
             factor,
             f"  ws::attention<{self.entry}_shape>(queries_map, keys_map, values_map, {name},",
-            f"                {self._mask_value()}, {self.end_value()});",
+            f"                {self._mask_value()}, {self.end_value()}{keep});",
             "}",
         ]
         return Kernel(text, self._record(self._maps()))
@@ -112,12 +145,17 @@ class AttentionText(ProductText):
     def _mask_address(self) -> list[candidate_pb2.LaunchArgument]:
         return [] if self._made.mask is None else [address(self._made.mask.load.buffer)]
 
+    def _statistics_parameter(self) -> list[str]:
+        return [] if self._statistics is None else ["float* __restrict__ statistics"]
+
     def _record(self, arguments: Sequence[candidate_pb2.LaunchArgument]) -> candidate_pb2.Launch:
         grid = min(tile_count(self._made, self._settings), self.hardware.sm_count)
         threads = WARPGROUP_THREADS * (1 + self._settings.warpgroups)
+        kept = [] if self._statistics is None else [self._statistics.buffer]
+        passed = [*arguments, *self._mask_address(), *map(address, kept), *self.ending()]
         return geometry.record(
-            f"{self.entry}_attention", grid, threads, [*arguments, *self._mask_address(), *self.ending()],
-            self.written(), shared_bytes=shared_bytes(self._made, self._settings),
+            f"{self.entry}_attention", grid, threads, passed, [*self.written(), *kept],
+            shared_bytes=shared_bytes(self._made, self._settings),
         )  # fmt: skip
 
     def _maps(self) -> list[candidate_pb2.LaunchArgument]:

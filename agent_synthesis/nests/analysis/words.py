@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from agent_synthesis.nests.attention import Attended
+from agent_synthesis.nests.attention import Attended, Statistics
 from agent_synthesis.nests.ir import (
     AxisValue,
     Call,
@@ -35,6 +35,8 @@ def described(nest: Nest) -> list[str]:
             scores = f"{reduction.scale:g} * sum of {reduction.depth} {query} * {key}"
             scores += f" + {in_words(reduction.mask)}" if reduction.mask is not None else ""
             lines[-1] = f"  {reduction.name} = sum({value} * softmax({scores}))"
+            if isinstance(reduction, Statistics):
+                lines[-1] = f"  {reduction.name} = log(sum(exp({scores})))"
         if isinstance(reduction, Multiplied):
             lines[-1] = f"  {reduction.name} = at every element, sum of {reduction.depth} {in_words(reduction.value)}"
     for store in nest.stores:

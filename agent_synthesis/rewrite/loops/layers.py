@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from agent_synthesis.graphs.graph_index import GraphIndex
-from agent_synthesis.nests.recurrence import is_call
+from agent_synthesis.nests.calls.recurrence import is_call
 from agent_synthesis.rewrite.calls import Draft, Named, Replacement, arguments, only_use, shape
 from agent_synthesis.rewrite.loops.assembly import assembled, dependents_of
 from warpsmith.graphs import result_specs

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from agent_synthesis.graphs.graph_index import GraphIndex
-from agent_synthesis.nests.recurrence import is_call
+from agent_synthesis.nests.calls.recurrence import is_call
 from agent_synthesis.rewrite.calls import Draft, Named, arguments, operation, shape
 from agent_synthesis.rewrite.loops.numbering import Numbering
 from warpsmith.errors import BadInput

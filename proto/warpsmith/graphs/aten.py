@@ -17,6 +17,8 @@ from torch._ops import OpOverload
 
 from warpsmith.errors import BadInput
 from warpsmith.graphs import dtypes
+from warpsmith.graphs.library.attention import STAND_INS
+from warpsmith.graphs.library.scaled_products import scaled_product
 from warpsmith.program_steps import BLOCK, tensor_names
 from warpsmith.v1 import graph_pb2, tensor_pb2
 
@@ -223,7 +225,7 @@ class PreparedCall:
         kwargs: Sequence[tensor_pb2.NamedValue],
         device: torch.device | None = None,
     ) -> None:
-        self._overload = resolve(target)
+        self._overload = STAND_INS.get(target) or resolve(target)
         self._args = [_template(value, device) for value in args]
         self._kwargs = {named.name: _template(named.value, device) for named in kwargs}
 
@@ -403,7 +405,7 @@ def _call_widened(
         args = [widened_type(argument) for argument in args]
         kwargs = {name: widened_type(argument) for name, argument in kwargs.items()}
         kwargs |= {"widen": True} if node.target == BLOCK else {}
-    called = scaled_product if operation(node.target) == "_scaled_mm" else overload
+    called = scaled_product if operation(node.target) == "_scaled_mm" else STAND_INS.get(node.target, overload)
     results = flatten_results(called(*args, **kwargs))
     if narrow:
         for name in node.mutates:  # the narrowed copy was written; carry it back
@@ -417,20 +419,6 @@ def _call_widened(
             tensor = _laid_out(tensor.clone() if _shares(tensor, node, values) else tensor, result.spec)
         owned.append(tensor)
     return owned
-
-
-def scaled_product(left: torch.Tensor, right: torch.Tensor, *more: torch.Tensor | None, **_: object) -> torch.Tensor:
-    """`torch._scaled_mm`, which the library has of floats of 8 bits alone. `more`: both scales, and perhaps a bias."""
-    made = _scaled(left, more[0]) @ _scaled(right, more[1])
-    return made if len(more) < 3 or more[2] is None else made + more[2]
-
-
-def _scaled(factor: torch.Tensor, scale: torch.Tensor | None) -> torch.Tensor:
-    """Times one number, or each element times that of its part, which are equal along both dimensions."""
-    assert scale is not None
-    for dim, size in enumerate(factor.shape if scale.dim() == 2 else ()):
-        scale = scale.repeat_interleave(-(-size // scale.shape[dim]), dim).narrow(dim, 0, size)
-    return factor * scale
 
 
 def _laid_out(tensor: torch.Tensor, spec: tensor_pb2.TensorSpec) -> torch.Tensor:

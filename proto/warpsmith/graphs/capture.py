@@ -83,7 +83,7 @@ def capture(module: torch.nn.Module, args: Sequence[Any], device_type: str = "cp
         try:
             with autocast.traced_for(device_type), result_specs.known(device_type):
                 step = training_step.step_of(module)
-                traced = training_step.traced(module, args) if step is not None else module
+                traced = training_step.traced(module, args, device_type) if step is not None else module
                 exported = torch.export.export(traced, tuple(args), strict=False)
         except Exception as error:
             raise refusals.of_export(module, args, error) from error

@@ -42,11 +42,34 @@ def _two_states(
     return made, *(values.new_empty(state.shape) for state in states)
 
 
+def _attended(query: torch.Tensor, *_: Any, **__: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Statistics lie row by row on a processor, head by head on a GPU."""
+    batch, heads, rows, _depth = query.shape
+    wide = torch.promote_types(query.dtype, torch.float32)
+    order = (0, 1, 2) if _gpu.get() else (0, 2, 1)
+    statistics = torch.empty_permuted((batch, heads, rows), order, dtype=wide, device=query.device)
+    return torch.empty_like(query), statistics
+
+
+def _derivatives_of_attention(
+    _gradient: torch.Tensor, *operands: Any, attn_mask: torch.Tensor | None = None, **_: Any
+) -> tuple[torch.Tensor, ...]:
+    """They lie head by head within a row, or on a GPU without a mask as the operands do. PyTorch 2.11 takes heads of
+    keys for as many as those of queries."""
+    if _gpu.get() and attn_mask is None:
+        return tuple(torch.empty_like(each) for each in operands[:3])
+    return tuple(
+        torch.empty_permuted(each.shape, (0, 2, 1, 3), dtype=each.dtype, device=each.device) for each in operands[:3]
+    )
+
+
 SHAPES: Final[Mapping[OpOverload, Callable[..., tuple[torch.Tensor, ...]]]] = {
     torch.ops.aten.lstm.input: _two_states,
     torch.ops.aten.gru.input: _one_state,
     torch.ops.aten.rnn_tanh.input: _one_state,
     torch.ops.aten.rnn_relu.input: _one_state,
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default: _attended,
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default: _derivatives_of_attention,
 }
 """By operation, what gives uninitialised results for its arguments."""
 _KEYS = (DispatchKey.Autograd, DispatchKey.CompositeImplicitAutograd, DispatchKey.Meta)
@@ -87,8 +110,8 @@ class _Patch:
 
 
 def _put_shapes() -> Callable[[], None]:
-    own = {(each, key): each.py_kernels[key] for each in SHAPES for key in _KEYS}
-    _put({(each, key): shapes for each, shapes in SHAPES.items() for key in _KEYS})
+    own = {(each, key): each.py_kernels[key] for each in SHAPES for key in _KEYS if key in each.py_kernels}
+    _put({(each, key): SHAPES[each] for each, key in own})
     return lambda: _put(own)
 
 

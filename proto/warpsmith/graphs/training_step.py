@@ -18,11 +18,11 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils import _pytree as pytree
 
 from warpsmith.errors import BadInput
 from warpsmith.graphs import dtypes
+from warpsmith.graphs.library.attention import Whole
 from warpsmith.v1 import task_pb2, tensor_pb2
 
 Forward = Callable[..., Any]
@@ -104,11 +104,12 @@ def compiled(module: torch.nn.Module, compile_: Callable[[torch.nn.Module], Forw
     return lambda *args: step.run(module, forward, args)
 
 
-def traced(module: torch.nn.Module, args: Sequence[Any]) -> torch.nn.Module:
+def traced(module: torch.nn.Module, args: Sequence[Any], device_type: str) -> torch.nn.Module:
     """A module like a step, whose forward makes the step's ATen calls one by one and can be exported.
 
     The calls are those below autograd, of the forward and of the backward alike, composite operations of the forward
-    taken apart as PyTorch does it for training; attention becomes products and a softmax.
+    taken apart as PyTorch does it for training; attention becomes two calls (`library.attention`) where the device that
+    it is traced for has them, else products and a softmax.
     """
     step = step_of(module)
     assert step is not None
@@ -131,7 +132,7 @@ def traced(module: torch.nn.Module, args: Sequence[Any]) -> torch.nn.Module:
     for name, member in members.items():
         if isinstance(member, torch.nn.Parameter):  # a forward may ask for one by its class
             held[name] = torch.nn.Parameter(held[name], member.requires_grad)
-    with mode, sdpa_kernel(SDPBackend.MATH):
+    with mode, Whole(device_type):
         calls = make_fx(run, tracing_mode="real")(held, [fake(leaves[place]) for place in places])
     calls.graph.eliminate_dead_code()
     calls.recompile()

@@ -34,6 +34,12 @@ WS_INLINE void copy_box(const TensorMap& map, Barrier& barrier, void* to, int x,
   }
   barrier.complete(map.box[0] * map.box[1] * map.element_bytes);
 }
+WS_INLINE void copy_bytes(Barrier& barrier, void* to, const void* from, int bytes) {
+  if (reinterpret_cast<uint64>(to) % 16 || reinterpret_cast<uint64>(from) % 16 || bytes % 16)
+    simt::fail("misaligned", "a copy of what is no multiple of 16 bytes");
+  for (int byte = 0; byte < bytes; ++byte) static_cast<char*>(to)[byte] = static_cast<const char*>(from)[byte];
+  barrier.complete(bytes);
+}
 template <class... Coordinates> WS_INLINE void copy_box_to(unsigned short, const TensorMap&, Barrier&, void*, Coordinates...) {
   simt::fail("unsupported", "a copy to several blocks");
 }

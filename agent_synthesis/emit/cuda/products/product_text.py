@@ -32,7 +32,7 @@ PRODUCT_HEADERS = (
     "ws_ptx.cuh", "ws_types.cuh", "ws_math.cuh", "ws_barrier.cuh", "ws_tensor_copy.cuh", "ws_wgmma.cuh", "ws_split.cuh",
     "ws_product_shape.cuh", "ws_product.cuh",
 )  # fmt: skip
-_TAKEN = {"marks", "slices", "partials", "mask"} | {
+_TAKEN = {"marks", "slices", "partials", "mask", "statistics"} | {
     f"{side}{what}"
     for side in ("left", "right", "queries", "keys", "values")
     for what in ("", "_halves", "_roots", "_ranges", "_map")

@@ -13,8 +13,8 @@ from agent_synthesis.emit import function_text
 from agent_synthesis.emit.cuda import geometry
 from agent_synthesis.emit.cuda.recurrences.loop_text import LoopText
 from agent_synthesis.emit.cuda.schedule import CudaSchedule
+from agent_synthesis.nests.calls.recurrence import Loop, Stage, loop_of
 from agent_synthesis.nests.ir import Nest
-from agent_synthesis.nests.recurrence import Loop, Stage, loop_of
 from agent_synthesis.schedule import Emission, Footprint
 from agent_synthesis.settings import Settings, setting
 from warpsmith.errors import IllegalMove

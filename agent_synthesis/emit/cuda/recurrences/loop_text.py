@@ -13,8 +13,8 @@ from agent_synthesis.emit import generated_struct
 from agent_synthesis.emit.cuda.kernel_text import wrapped
 from agent_synthesis.emit.expression import Function, Names, Scope
 from agent_synthesis.emit.spelling import CUDA
+from agent_synthesis.nests.calls.recurrence import Loop, Read, Tensor
 from agent_synthesis.nests.ir import Load, Nest, Store, Type, needs_int64
-from agent_synthesis.nests.recurrence import Loop, Read, Tensor
 
 _OWN_NAMES = (
     "T", "begin", "weight", "Given", "Fixed", "given", "fixed", "operand", "next", "keep", "step", "row", "unit",

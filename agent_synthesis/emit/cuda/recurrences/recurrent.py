@@ -15,8 +15,8 @@ from agent_synthesis.emit.cuda.kernel_text import wrapped
 from agent_synthesis.emit.cuda.schedule import CudaSchedule
 from agent_synthesis.emit.expression import Names
 from agent_synthesis.emit.spelling import CUDA
+from agent_synthesis.nests.calls.recurrence import Network, Tensor, network_of
 from agent_synthesis.nests.ir import Nest, needs_int64
-from agent_synthesis.nests.recurrence import Network, Tensor, network_of
 from agent_synthesis.schedule import Emission, Footprint
 from agent_synthesis.settings import Settings, setting
 from warpsmith.errors import IllegalMove
