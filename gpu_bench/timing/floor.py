@@ -59,6 +59,7 @@ _CONTRACTING = frozenset({
 _COPIES = frozenset({"to", "_to_copy", "clone", "contiguous"})
 _SUMMING = frozenset({"sum", "mean"})
 _PRODUCTS = frozenset({"linear", "matmul", "mm", "bmm", "addmm", "baddbmm", "einsum", "mv", "dot", "_scaled_mm"})
+_OF_PRODUCTS = frozenset({"lstm", "gru", "rnn_tanh", "rnn_relu", "bilinear", "chain_matmul", "linalg_multi_dot"})
 _SCALING = frozenset({"mul", "div", "float", "reshape", "type_as"})
 _DIAGONAL = frozenset({"diag", "diag_embed", "eye"})
 
@@ -369,9 +370,7 @@ class _Counter:
         if not _may_multiply(_operation(node)):
             return 0
         if node.target in attention.PRODUCTS:
-            needed = 2 if node.target == attention.FORWARD else 4  # scores might be kept
-            pairs = 0 if attention.mask_of(node) else attention.pair_count(node, self._specs.__getitem__)
-            return 2 * needed * pairs * self._specs[node.args[0].tensor].shape[-1]
+            return attention.least_flops(node, self._specs.__getitem__)
         counter = FlopCounterMode(display=False)
         try:
             with torch.no_grad(), counter:
@@ -413,7 +412,7 @@ class _Counter:
 
     def _kept_part(self, node: graph_pb2.Node) -> float:
         """Part of a product's elements that is used: less than all where only triangles of it are kept."""
-        if "attention" in _operation(node):
+        if "attention" in _operation(node) and node.target not in attention.PRODUCTS:
             return self._attended_part(node)
         if _operation(node) not in _PRODUCTS:
             return 1.0
@@ -428,8 +427,6 @@ class _Counter:
 
     def _attended_part(self, node: graph_pb2.Node) -> float:
         """Part of the scores that attention needs: none that a mask may hide, what is left of a causal one."""
-        if node.target in attention.PRODUCTS:
-            return 1.0  # of what `_node_flops` says
         named = {each.name: each.value for each in node.kwargs}
         is_causal = named.get("is_causal") or (node.args[5] if len(node.args) > 5 else None)
         if len(tensor_names(aten.arguments_of(node))) > 3:
@@ -493,12 +490,7 @@ def _operation(node: graph_pb2.Node) -> str:
 
 
 def _may_multiply(operation: str) -> bool:
-    return (
-        operation in _PRODUCTS
-        or "conv" in operation
-        or "attention" in operation
-        or operation in {"lstm", "gru", "rnn_tanh", "rnn_relu", "bilinear", "chain_matmul", "linalg_multi_dot"}
-    )
+    return operation in _PRODUCTS | _OF_PRODUCTS or "conv" in operation or "attention" in operation
 
 
 def _content_key(node: graph_pb2.Node) -> bytes:

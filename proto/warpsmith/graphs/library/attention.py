@@ -157,6 +157,14 @@ def pair_count(node: graph_pb2.Node, spec: Callable[[str], tensor_pb2.TensorSpec
     return math.prod(query[:-2]) * seen
 
 
+def least_flops(node: graph_pb2.Node, spec: Callable[[str], tensor_pb2.TensorSpec]) -> int:
+    """Of one of the two calls, what its products take where scores are kept for derivatives; 0 under a mask, which may
+    hide all."""
+    products = 2 if node.target == FORWARD else 4
+    pairs = 0 if mask_of(node) else pair_count(node, spec)
+    return 2 * products * pairs * spec(node.args[0].tensor).shape[-1]
+
+
 # ---- what else computes it -----------------------------------------------------------------------------
 
 
