@@ -58,28 +58,30 @@ KINDS: list[tuple[Convolve, Shapes]] = [
 
 def product_of_boxes(boxes: Boxes, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """The convolution of one group, from what is laid out: x (image, channel, …), weight (made, channel, …)."""
-    dimensions = boxes.dimensions[3 - (x.dim() - 2) :]
+    rank = x.dim() - 2
+    dimensions = boxes.dimensions[3 - rank :]
     fields = [each.fields for each in dimensions]
     total = torch.zeros(x.shape[0], weight.shape[0], *(each.outputs for each in dimensions), dtype=torch.float64)
-    for residue in itertools.product(*(range(each.residues) for each in dimensions)):
-        laid = x.double()
-        for axis, (each, f, r) in enumerate(zip(dimensions, fields, residue, strict=True), start=2):
-            at = torch.arange(each.extent) * f["stride"] + r * f["apart"] - f["padding"]
-            seen = laid.index_select(axis, at.clamp(0, f["data"] - 1))
-            inside = ((at >= 0) & (at < f["data"])).view(-1, *[1] * (x.dim() - 1 - axis))
-            laid = torch.where(inside, seen, 0.0)
-        for element in itertools.product(*(range(each.size) for each in dimensions)):
-            behind = [
-                e * f["dilation"] * f["stride"] + r * f["apart"]
-                for e, r, f in zip(element, residue, fields, strict=True)
-            ]
-            taps = [b // f["step"] for b, f in zip(behind, fields, strict=True)]
-            if any(b % f["step"] or b // f["step"] >= f["elements"] for b, f in zip(behind, fields, strict=True)):
-                continue
-            part = laid
-            for axis, (e, each) in enumerate(zip(element, dimensions, strict=True), start=2):
-                part = part.narrow(axis, e * each.dilation, each.outputs)
-            total += torch.einsum("nc...,oc->no...", part, weight.double()[(..., *taps)])
+    for part in boxes.parts:
+        runs = part.runs[3 - rank :]
+        for residue in itertools.product(*(range(run.residues) for run in runs)):
+            laid = x.double()
+            for axis, (each, run, f, r) in enumerate(zip(dimensions, runs, fields, residue, strict=True), start=2):
+                at = (
+                    torch.arange(each.extent) * f["stride"] + (run.element + r) * f["step"] % f["stride"] - f["padding"]
+                )
+                seen = laid.index_select(axis, at.clamp(0, f["data"] - 1))
+                inside = ((at >= 0) & (at < f["data"])).view(-1, *[1] * (x.dim() - 1 - axis))
+                laid = torch.where(inside, seen, 0.0)
+            for element in itertools.product(*(range(run.size) for run in runs)):
+                taps = [
+                    run.element + r + e * f["every"]
+                    for run, r, e, f in zip(runs, residue, element, fields, strict=True)
+                ]
+                of_element = laid
+                for axis, (e, run, each) in enumerate(zip(element, runs, dimensions, strict=True), start=2):
+                    of_element = of_element.narrow(axis, run.first + e * each.dilation, each.outputs)
+                total += torch.einsum("nc...,oc->no...", of_element, weight.double()[(..., *taps)])
     return total
 
 
@@ -111,12 +113,31 @@ def test_every_output_is_a_row_of_one_tile() -> None:
         assert places == set(itertools.product(*map(range, box.tile)))
 
 
+def test_a_window_is_in_parts_that_have_as_many_elements_in_each_channel() -> None:
+    for size, stride, dilation, found in (
+        (3, 1, 2, [(0, 3, 0, 1)]),
+        (4, 2, 1, [(0, 2, 0, 2)]),
+        (3, 2, 1, [(0, 2, 0, 1), (0, 1, 1, 1)]),
+        (11, 4, 1, [(0, 3, 0, 3), (0, 2, 3, 1)]),
+        (3, 3, 4, [(0, 1, 0, 1), (1, 1, 1, 1), (2, 1, 2, 1)]),
+        (5, 2, 2, [(0, 5, 0, 1)]),
+        (5, 4, 6, [(0, 3, 0, 1), (1, 2, 1, 1)]),
+    ):
+        nest = nest_of(convolved("conv1d", stride=stride, dilation=dilation), *empty((2, 8, 99), (4, 8, size)))
+        row = boxes_of(nest).dimensions[2]
+        assert [(run.first, run.size, run.element, run.residues) for run in row.runs] == found
+        elements = [
+            run.element + r + e * row.every for run in row.runs for r in range(run.residues) for e in range(run.size)
+        ]
+        assert sorted(elements) == list(range(size))
+
+
 def test_a_box_is_shared_where_that_saves_copies_and_fits() -> None:
     deep = boxes_of(nest_of(convolved("conv2d", padding=1), *empty((8, 64, 56, 56), (64, 64, 3, 3)))).box
-    assert deep.elements == 9
+    assert deep.parts[0].elements(deep.shared) == 9
     assert deep.rows < 9 * TILE_ROWS
     far = boxes_of(nest_of(convolved("conv2d", dilation=60), *empty((8, 64, 256, 256), (64, 64, 3, 3)))).box
-    assert far.elements < 9
+    assert far.parts[0].elements(far.shared) < 9
 
 
 def test_few_channels_lie_in_short_rows_and_a_stride_makes_more_of_them() -> None:
@@ -124,8 +145,9 @@ def test_few_channels_lie_in_short_rows_and_a_stride_makes_more_of_them() -> Non
         (((8, 3, 32, 32), (16, 3, 3, 3)), {}, 32, 8),
         (((8, 16, 32, 32), (16, 16, 3, 3)), {}, 64, 16),
         (((8, 40, 32, 32), (16, 40, 3, 3)), {}, 128, 64),
-        (((8, 3, 32, 32), (16, 3, 7, 7)), {"stride": 2}, 64, 16),
-        (((8, 3, 64, 64), (16, 3, 11, 11)), {"stride": 4}, 128, 64),
+        (((8, 3, 32, 32), (16, 3, 6, 6)), {"stride": 2}, 64, 16),
+        (((8, 3, 64, 64), (16, 3, 8, 8)), {"stride": 4}, 128, 64),
+        (((8, 3, 64, 64), (16, 3, 9, 8)), {"stride": 4}, 128, 96),  # those with an element more lie apart
     ):
         boxes = boxes_of(nest_of(convolved("conv2d", **options), *empty(*shapes)))
         assert (boxes.row_bytes, boxes.channels) == (row_bytes, channels), shapes
@@ -140,9 +162,14 @@ def test_few_channels_lie_in_short_rows_and_a_stride_makes_more_of_them() -> Non
         (convolved("conv_transpose2d"), ((2, 64, 14, 14), (64, 32, 3, 3)), True),
         (convolved("conv2d", stride=2), ((2, 64, 14, 14), (64, 64, 4, 4)), True),
         (convolved("conv2d", stride=2), ((2, 64, 14, 14), (64, 64, 1, 1)), True),
-        (convolved("conv2d", stride=2), ((2, 64, 14, 14), (64, 64, 3, 3)), False),  # zeros beside a window
+        (convolved("conv2d", stride=2), ((2, 64, 14, 14), (64, 64, 3, 3)), True),
         (convolved("conv_transpose2d", stride=2), ((2, 64, 14, 14), (64, 32, 4, 4)), True),  # phases are made
-        (convolved("conv_transpose2d", stride=2), ((2, 64, 14, 14), (64, 32, 3, 3)), False),  # and not all have as much
+        (convolved("conv_transpose2d", stride=2), ((2, 64, 14, 14), (64, 32, 3, 3)), True),  # or are tiles of their own
+        (
+            convolved("conv_transpose2d", stride=9),
+            ((2, 64, 14, 14), (64, 32, 3, 3)),
+            False,
+        ),  # of as many as one may have
     ],
 )
 def test_dense_convolutions_of_floats_are_taken(function: Convolve, shapes: Shapes, taken: bool) -> None:
@@ -164,6 +191,8 @@ LARGE: list[tuple[Convolve, Shapes, torch.dtype]] = [
     (convolved("conv1d", stride=3, dilation=2), ((8, 64, 52428), (128, 64, 1)), torch.float32),
     (convolved("conv2d", padding=1), ((32, 256, 56, 56), (256, 256, 3, 3)), torch.bfloat16),
     (convolved("conv2d", padding=1, stride=2), ((64, 128, 56, 56), (128, 128, 4, 4)), torch.float16),
+    (convolved("conv2d", padding=2, stride=4), ((256, 3, 224, 224), (96, 3, 11, 11)), torch.float32),
+    (convolved("conv_transpose2d", stride=2, padding=1), ((128, 64, 128, 128), (64, 64, 3, 3)), torch.float32),
     (
         lambda x, w: F.conv2d(x.to(memory_format=torch.channels_last), w, padding=1).relu(),
         ((8, 64, 56, 56), (64, 64, 3, 3)),

@@ -136,7 +136,7 @@ class Case:
         (name,) = self.index.base_tensors(self.index.graph.outputs)[0]
         spec = self.index.spec(self.index.graph.outputs[0])
         found = torch.as_strided(written[name], list(spec.shape), list(spec.strides))
-        torch.testing.assert_close(found.double(), self.truth, rtol=tolerance, atol=tolerance)
+        torch.testing.assert_close(found.double(), self.truth, rtol=tolerance, atol=tolerance, equal_nan=True)
 
 
 def lowered(function: Convolve, args: Sequence[torch.Tensor]) -> tuple[GraphIndex, Nest | Refusal]:

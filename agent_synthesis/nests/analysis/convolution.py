@@ -52,6 +52,8 @@ class Convolution:
     """What lies at a position, in a channel."""
     weight: Expression
     """Of an element, in a channel; may know axes of outputs that no window slides over."""
+    window: Windowed
+    """What the nest has in the place of `reduction`."""
 
     @property
     def down(self) -> Slide | None:
@@ -126,7 +128,7 @@ def convolution(nest: Nest) -> Convolution | None:
     added = tuple(Axis(slide.position, slide.data) for slide in found)
     nest = replace(simple, parallel=simple.parallel + added, reductions=(reduction,))
     channels = tuple(axis for axis in simple.reduced if axis.name not in moving and axis.extent > 1)
-    return Convolution(nest, outer, row, channels, reduction, placed, weight)
+    return Convolution(nest, outer, row, channels, reduction, placed, weight, window)
 
 
 def factors(window: Windowed) -> tuple[Expression, Expression]:

@@ -31,6 +31,8 @@ RATES = {64: 0.8, 128: 0.95, 192: 1.0, 256: 1.0}
 """Columns of a tile → share of an SM's rate."""
 REGISTERS = {2: 224, 4: 120}
 """Multiplying warpgroups → registers of a thread, of a block alone on an SM."""
+MOST_PARTS = 64
+"""Of a window: the kernel has products for each."""
 MOST_POSITIONS = 2**31 - 1
 """Of outputs, and of data of an image."""
 
@@ -61,19 +63,19 @@ class CudaConvolutionProduct(CudaSchedule):
     needs = NEEDS
 
     def accepts(self, nest: Nest) -> bool:
-        """A convolution of floats that makes several channels and stores at every position, whose windows are whole
-        multiples of a stride."""
+        """A convolution of floats that makes several channels and stores at every position."""
         found = convolution_product(nest)
         if found is None or found.type not in ENGINE_OF or not iteration_space.is_safe_in_place(nest):
             return False
         boxes = _boxes(found)
-        if not all(each.is_full for each in boxes.dimensions):
+        if len(boxes.parts) > MOST_PARTS:
             return False
         return max(boxes.row_tiles * TILE_ROWS, math.prod(boxes.layout[1:4])) <= MOST_POSITIONS
 
     def defaults(self, nest: Nest) -> ConvolutionProductSettings:
         """Columns by which waves of tiles are thought to end first, and as much of an SM's memory as there is."""
-        box_counts = (2,) if _boxes(_found(nest)).box.steps > 2 else (4, 3, 2)
+        box = _boxes(_found(nest)).box
+        box_counts = (2,) if max(map(box.steps, box.parts)) > 2 else (4, 3, 2)
         guesses = (
             ConvolutionProductSettings(resident=resident, columns=columns, stages=stages, boxes=boxes)
             for columns in sorted(COLUMNS, key=lambda each: self._cycles(nest, each))
@@ -99,13 +101,12 @@ class CudaConvolutionProduct(CudaSchedule):
         """What is laid out is written and read once more."""
         found = _found(nest)
         boxes = _boxes(found)
-        groups, made = points(found.groups), points(found.made)
-        laid = boxes.engine.element_bytes * (math.prod(boxes.layout) + groups * made * boxes.depth)
-        tiles = groups * boxes.row_tiles * -(-made // settings.columns)
-        flops = 2 * groups * boxes.row_tiles * TILE_ROWS * made * boxes.depth
+        laid = boxes.engine.element_bytes * (math.prod(boxes.layout) + math.prod(boxes.weight_layout))
+        tiles = points(found.groups) * boxes.row_tiles * -(-points(found.made) // settings.columns)
         return Footprint(
-            extra_bytes=2 * laid, parallel_count=tiles, launch_count=2, tensor_flop_count=boxes.engine.cost * flops
-        )
+            extra_bytes=2 * laid, parallel_count=tiles, launch_count=2,
+            tensor_flop_count=boxes.engine.cost * boxes.flop_count,
+        )  # fmt: skip
 
     def emit(self, nest: Nest, settings: ConvolutionProductSettings) -> Emission:
         """The kernel that lays out, and the product's."""
@@ -119,6 +120,8 @@ class CudaConvolutionProduct(CudaSchedule):
         return made.emission(function_text.header(simple, self.name, settings), kernels, headers)
 
     def _require(self, nest: Nest, settings: ConvolutionProductSettings) -> None:
+        if settings.cluster > 1 and _boxes(_found(nest)).phases > 1:
+            raise IllegalMove(f"{nest.name}: tiles one above the other are of different phases, and share no weights")
         registers = settings.columns // settings.warpgroups + geometry.KERNEL_OVERHEAD_REGISTERS
         if registers > (limit := REGISTERS[settings.warpgroups] // settings.resident):
             raise IllegalMove(f"{nest.name}: about {registers} registers a thread, of {limit}")

@@ -14,7 +14,12 @@ from agent_synthesis.emit import window_loops
 from agent_synthesis.emit.cuda import generated_struct, geometry
 from agent_synthesis.emit.cuda.geometry import address
 from agent_synthesis.emit.cuda.kernel_text import Kernel, KernelText
-from agent_synthesis.emit.cuda.products.convolutions.window_boxes import LAY_OUT_THREADS, Boxes, shared_bytes
+from agent_synthesis.emit.cuda.products.convolutions.window_boxes import (
+    LAY_OUT_THREADS,
+    STEP_BYTES,
+    Boxes,
+    shared_bytes,
+)
 from agent_synthesis.emit.cuda.products.operands import Operands, Side, workspace
 from agent_synthesis.emit.cuda.products.product_engine import Engine
 from agent_synthesis.emit.cuda.products.product_text import PRODUCT_HEADERS, WARPGROUP_THREADS, ProductText
@@ -26,10 +31,11 @@ from agent_synthesis.nests.product import MatrixProduct
 from warpsmith.hardware import Hardware
 from warpsmith.v1 import candidate_pb2, tensor_pb2
 
+NEXT = "\n            "
 HEADERS = (*PRODUCT_HEADERS, "ws_axes.cuh", "ws_product_windows.cuh")
 _MEMBERS = (
     "Offset", "Images", "Groups", "Made", "Channels", "kCount", "kGroup", "kMade", "kAlongChannels", "see", "weight",
-    "at", "channel", "position", "element", "seen", "weights", "tile",
+    "at", "phase", "channel", "position", "element", "seen", "weights", "tile",
 )  # fmt: skip
 """What the struct and the kernel that lays out call things of their own."""
 
@@ -44,24 +50,28 @@ class WindowOperands(Operands):
         self._boxes = boxes
 
     def map(self, side: Side) -> candidate_pb2.LaunchArgument:
-        """What is seen as (channel, three dimensions, image); the weights as of every product."""
+        """What is seen as (channel, three dimensions, image); the weights as (depth, made channel, 1, layer)."""
+        engine = self._boxes.engine
         if side.name == "right":
-            return super().map(side)
-        engine, extents, (*box, images) = self._boxes.engine, self._boxes.layout[::-1], self._boxes.box.extents
+            layers, made, depth = self._boxes.weight_layout
+            extents, swizzle = [depth, made, 1, layers], STEP_BYTES
+            box = [engine.stage_depth, self._tiling.columns // self._tiling.cluster, 1, 1]
+        else:
+            extents, (*tile, images), swizzle = self._boxes.layout[::-1], self._boxes.box.extents, self._boxes.row_bytes
+            box = [self._boxes.row_depth, *reversed(tile), images]
         strides = [math.prod(extents[:count]) * engine.element_bytes for count in range(1, len(extents))]
         return candidate_pb2.LaunchArgument(
             tensor_map=candidate_pb2.TensorMap(
                 buffer=side.operand.buffer, dtype=engine.dtype, extents=extents, byte_strides=strides,
-                box=[self._boxes.row_depth, *reversed(box), images], swizzle_bytes=self._boxes.row_bytes,
-                rounds_to_tf32=engine.dtype == tensor_pb2.DTYPE_FLOAT32,
+                box=box, swizzle_bytes=swizzle, rounds_to_tf32=engine.dtype == tensor_pb2.DTYPE_FLOAT32,
             )
         )  # fmt: skip
 
     def workspaces(self) -> list[candidate_pb2.Buffer]:
         """What is laid out."""
         left, right = (side.operand.buffer for side in self.sides)
-        rows, dtype = self._batch * self.sides[1].rows, self._boxes.engine.dtype
-        return [workspace(left, dtype, self._boxes.layout), workspace(right, dtype, [rows, self._boxes.depth])]
+        dtype = self._boxes.engine.dtype
+        return [workspace(left, dtype, self._boxes.layout), workspace(right, dtype, self._boxes.weight_layout)]
 
 
 class ConvolutionProductText(ProductText):
@@ -71,7 +81,7 @@ class ConvolutionProductText(ProductText):
         """`held`: boxes in shared memory."""
         matrices = boxes.matrix_product(entry)
         super().__init__(hardware, nest, matrices, boxes.engine, tiling)
-        self._boxes, self._window, self._held = boxes, nest.windows[0], held
+        self._boxes, self._held = boxes, held
         self.operands = WindowOperands(hardware, self.entry, matrices, boxes.engine, tiling, boxes)
         self._m = boxes.row_tiles * TILE_ROWS
 
@@ -88,11 +98,17 @@ class ConvolutionProductText(ProductText):
         lines[0] = lines[0].replace(f"{self.entry}_shape", f"{self.entry}_tiles")
         return [
             *lines,
-            f"using {self.entry}_shape = ws::WindowProduct<{self.entry}_tiles, ws::WindowShape{{",
-            f"    .dimensions = {{{', '.join(dimensions)}}},",
-            f"    .shared = {{{shared}}}, .images = {boxes.images}, .groups = {points(boxes.product.groups)}, "
+            f"struct {self.entry}_window {{",
+            f"  static WS_INLINE constexpr ws::WindowShape<{len(boxes.parts)}> shape() {{",
+            "    return {",
+            f"        .dimensions = {{{f',{NEXT}'.join(dimensions)}}},",
+            f"        .parts = {{{f',{NEXT}'.join(part.fields for part in boxes.parts)}}},",
+            f"        .shared = {{{shared}}}, .images = {boxes.images}, .groups = {points(boxes.product.groups)}, "
             f".channels = {boxes.channels}, .row_bytes = {boxes.row_bytes},",
-            f"    .eights = {box.eights}, .halves = {box.halves}, .boxes = {self._held}}}>;",
+            f"        .eights = {box.eights}, .halves = {box.halves}, .boxes = {self._held}}};",
+            "  }",
+            "};",
+            f"using {self.entry}_shape = ws::WindowProduct<{self.entry}_tiles, {self.entry}_window>;",
         ]
 
     def multiply(self, call: str) -> str:
@@ -109,9 +125,13 @@ class ConvolutionProductText(ProductText):
         return shared_bytes(self._boxes.box, self._tiling, self._held)
 
     def cluster_count(self) -> int:
-        """Tiles of whole clusters."""
+        """Tiles of whole clusters; of several phases as many blocks as make each take all of them, one by one."""
         rows = -(-self._boxes.row_tiles // self._tiling.cluster)
-        return self._batch * rows * -(-self._n // self._tiling.columns)
+        tiles = self._batch * rows * -(-self._n // self._tiling.columns)
+        resident = self._tiling.blocks * self.hardware.resident_clusters(self._tiling.cluster)
+        if self._boxes.phases == 1 or tiles <= resident:
+            return tiles
+        return next(count for count in range(resident, 0, -1) if math.gcd(count, self._boxes.phases) == 1)
 
     def lay_out(self) -> Kernel:
         """The kernel that lays out what is seen and the weights."""
@@ -124,16 +144,18 @@ class ConvolutionProductText(ProductText):
         buffers = tuple(buffer for buffer in convolution.nest.buffers if buffer.name in loaded)
         read = replace(convolution.nest, stores=(), buffers=buffers)
         text = KernelText(read, "", 1, reserved=_MEMBERS)
-        window_loops.name_elements(text.function, self._window)
+        window_loops.name_elements(text.function, product.window)
         at = (*product.images, *product.groups, *product.made)
         positions = [slide.position for slide in product.slides]
         elements = [slide.element.name if slide.element else "" for slide in product.slides]
+        phases = [each.axis.name if each else "" for each in product.phases]
         see = _value(
             text, convolution.seen, "see", at=_names(at), channel=_names(convolution.channels), position=positions
         )
         weigh = _value(
-            text, convolution.weight, "weight", at=_names(at), channel=_names(convolution.channels), element=elements
-        )
+            text, convolution.weight, "weight", at=_names(at), phase=phases, channel=_names(convolution.channels),
+            element=elements,
+        )  # fmt: skip
         sizes = [
             f"  using Offset = {text.offset};",
             *(f"  using {name} = ws::Axes<{', '.join(str(axis.extent) for axis in axes) or 1}>;" for name, axes in (
