@@ -44,6 +44,9 @@ KINDS: dict[str, Kind] = {
     ),
     "phases of as many": (convolved("conv_transpose2d", stride=2, padding=1), ((1, 9, 6, 5), (9, 4, 4, 4)), BF16),
     "phases without elements": (convolved("conv_transpose2d", stride=3), ((1, 9, 6, 5), (9, 4, 2, 2)), F32),
+    "phases of a dilation": (
+        convolved("conv_transpose2d", stride=(4, 3), dilation=(6, 2), padding=(3, 1)), ((1, 9, 5, 4), (9, 5, 3, 4)), F32,
+    ),
     "phases of groups": (
         convolved("conv_transpose3d", stride=2, padding=(1, 2, 1), groups=2), ((1, 6, 3, 4, 3), (6, 4, 3, 5, 4)), F32,
     ),

@@ -8,13 +8,13 @@ two, positions and phases, and what is seen is told for phase 0 alone: another o
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from agent_synthesis.nests import iteration_space
 from agent_synthesis.nests.analysis.convolution import factors
 from agent_synthesis.nests.interner import Interner
-from agent_synthesis.nests.ir import Axis, Bound, Call, Expression, Index, Load, Nest, Quotient, Remainder, Windowed
+from agent_synthesis.nests.ir import Atom, Axis, Bound, Call, Expression, Index, Load, Nest, Windowed
 
 
 @dataclass(frozen=True)
@@ -31,13 +31,12 @@ class Phase:
 
 @dataclass(frozen=True)
 class Phases:
-    """Outputs along a dimension: position `at` and phase `p` make output `at · count + p + offset`, if there is one."""
+    """Outputs along a dimension: position `at` and phase `p` make output `at · count + p`, if there is one."""
 
     outputs: tuple[str, ...]
     """Axes of the outputs in the nest as it was, outermost first."""
     axis: Axis
     """Of phases."""
-    offset: int
     results: int
     each: tuple[Phase, ...]
 
@@ -56,44 +55,47 @@ def phased(nest: Nest) -> Phased | None:
     """The simplified nest with its phases as axes of their own; None where no outputs have different ones."""
     if len(nest.reductions) != 1 or not nest.windows or not nest.windows[0].is_weighted:
         return None
-    split = [found for axis in nest.parallel if (found := _split(nest, axis)) is not None]
-    for axis, phase, offset in split:
-        nest = _with_phases(nest, axis, phase, offset)
-    apart: dict[str, tuple[Axis | None, int]] = {phase.name: (axis, offset) for axis, phase, offset in split}
-    for phase in _known_to_weights(nest):
-        apart.setdefault(phase.name, (None, 0))
+    apart: dict[str, Axis | None] = {}
+    for axis in nest.parallel:
+        if (count := _phase_count(nest, axis)) > 1:
+            phase = _unused(nest, f"{axis.name}_phase")
+            nest = _with_phases(nest, axis, Axis(phase, count))
+            apart[phase] = axis
+    for phase_axis in _known_to_weights(nest):
+        apart.setdefault(phase_axis.name, None)
     return _by_phase(nest, apart) if apart else None
 
 
-def _split(nest: Nest, axis: Axis) -> tuple[Axis, Axis, int] | None:
-    """(axis, its phases, what is added to it) of an axis of outputs that positions know by quotients and remainders."""
-    found = [
-        atom
-        for bound in nest.windows[0].positions
-        for atom in _atoms(bound.index)
-        if atom.value.terms == ((axis.name, 1),)
-    ]
-    if not found or len({atom.value.offset for atom in found}) > 1 or found[0].value.offset < 0:
-        return None
-    name = f"{axis.name}_phase"
+def _phase_count(nest: Nest, axis: Axis) -> int:
+    """The least number of outputs after which all positions have moved on by whole numbers; 1 where each one does."""
+    indices = [bound.index for bound in nest.windows[0].positions if axis.name in bound.index.axes()]
+    most = math.lcm(*(_divisors(atom, axis) for index in indices for atom, _ in index.terms))
+    for count in (each for each in range(1, most + 1) if most % each == 0):
+        instead = {axis.name: Index.axis(axis.name, count) + Index.axis("")}
+        extents = {**nest.extents, axis.name: -(-axis.extent // count), "": count}
+        if all(index.substituted(instead, extents).coefficient(axis.name) is not None for index in indices):
+            return count
+    return 1
+
+
+def _divisors(atom: Atom, axis: Axis) -> int:
+    """The product of all that an axis is divided by in an index."""
+    if isinstance(atom, str) or axis.name not in atom.value.axes():
+        return 1
+    return atom.divisor * math.prod(_divisors(inner, axis) for inner, _ in atom.value.terms)
+
+
+def _unused(nest: Nest, name: str) -> str:
     while name in nest.extents:
         name += "s"
-    return axis, Axis(name, math.lcm(*(atom.divisor for atom in found))), found[0].value.offset
+    return name
 
 
-def _atoms(index: Index) -> Iterator[Quotient | Remainder]:
-    for atom, _ in index.terms:
-        if not isinstance(atom, str):
-            yield atom
-            yield from _atoms(atom.value)
-
-
-def _with_phases(nest: Nest, axis: Axis, phase: Axis, added: int) -> Nest:
+def _with_phases(nest: Nest, axis: Axis, phase: Axis) -> Nest:
     """The nest with positions in the place of an axis of outputs, and its phases behind all others."""
-    count, whole = phase.extent, added // phase.extent
-    positions = Axis(axis.name, (axis.extent - 1 + added) // count - whole + 1)
-    instead = {axis.name: Index.axis(axis.name, count) + Index.axis(phase.name).shifted(whole * count - added)}
-    extents = {**nest.extents, axis.name: positions.extent, phase.name: count}
+    positions = Axis(axis.name, -(-axis.extent // phase.extent))
+    instead = {axis.name: Index.axis(axis.name, phase.extent) + Index.axis(phase.name)}
+    extents = {**nest.extents, axis.name: positions.extent, phase.name: phase.extent}
     parallel = [*(positions if each == axis else each for each in nest.parallel), phase]
     return iteration_space.reindexed(nest, lambda index: index.substituted(instead, extents), parallel, nest.reduced)
 
@@ -107,7 +109,8 @@ def _known_to_weights(nest: Nest) -> list[Axis]:
     return [axis for axis in nest.parallel if axis.name in own]
 
 
-def _by_phase(nest: Nest, apart: Mapping[str, tuple[Axis | None, int]]) -> Phased | None:
+def _by_phase(nest: Nest, apart: Mapping[str, Axis | None]) -> Phased | None:
+    """`apart`: phases by name, with the axis of outputs that they were part of, if any."""
     window, outputs = nest.windows[0], {*_names(nest.parallel)} - apart.keys()
     of_data = [bound for bound in window.positions if bound.index.axes() & outputs]
     others = [bound for bound in window.positions if bound not in of_data]
@@ -118,12 +121,12 @@ def _by_phase(nest: Nest, apart: Mapping[str, tuple[Axis | None, int]]) -> Phase
         if len(own) != 1 or len(elements) > 1:
             return None
         known = set(bound.index.axes()).union(*(each.index.axes() for each in others if _share(each, elements)))
-        known |= {name for name, (axis, _) in apart.items() if axis is not None and axis.name == own[0].name}
+        known |= {name for name, axis in apart.items() if axis is not None and axis.name == own[0].name}
         axes = [axis for axis in nest.parallel if axis.name in known & apart.keys()]
         if len(axes) > 1:
             return None
         if axes:
-            made = _phases(own[0], axes[0], *apart[axes[0].name], bound, others, elements)
+            made = _phases(own[0], axes[0], apart[axes[0].name], bound, others, elements)
             if made is None:
                 return None
             found[dimension] = made
@@ -138,8 +141,7 @@ def _by_phase(nest: Nest, apart: Mapping[str, tuple[Axis | None, int]]) -> Phase
 
 
 def _phases(
-    output: Axis, axis: Axis, original: Axis | None, added: int, bound: Bound, others: Sequence[Bound],
-    elements: Sequence[Axis],
+    output: Axis, axis: Axis, original: Axis | None, bound: Bound, others: Sequence[Bound], elements: Sequence[Axis]
 ) -> Phases | None:  # fmt: skip
     """What each phase of a dimension meets; None where that is no run of neighbours."""
     count, each = axis.extent, list[Phase]()
@@ -160,8 +162,8 @@ def _phases(
             return None
         each.append(Phase(begin, len(met), index.offset - first.offset))
     if original is None:
-        return Phases((output.name, axis.name), axis, 0, output.extent * count, tuple(each))
-    return Phases((original.name,), axis, added // count * count - added, original.extent, tuple(each))
+        return Phases((output.name, axis.name), axis, output.extent * count, tuple(each))
+    return Phases((original.name,), axis, original.extent, tuple(each))
 
 
 def _is_inside(bound: Bound, at: Mapping[str, Index], extents: Mapping[str, int]) -> bool:

@@ -91,7 +91,7 @@ class Dimension:
             each, dilation = self.phases.each, self.slide.dilation
             first = min((p.first * dilation + p.shift for p in each if p.size), default=0)
             return tuple(
-                Run(p.first * dilation + p.shift - first if p.size else 0, p.size, p.first, 1, at + self.phases.offset)
+                Run(p.first * dilation + p.shift - first if p.size else 0, p.size, p.first, 1, at)
                 for at, p in enumerate(each)
             )
         size, runs = self.slide.size, list[Run]()
