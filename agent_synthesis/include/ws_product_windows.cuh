@@ -13,6 +13,7 @@
 #pragma once
 #include "ws_axes.cuh"
 #include "ws_product.cuh"
+#include "ws_product_slices.cuh"
 
 namespace ws {
 
@@ -56,6 +57,7 @@ struct Turned {
 
 // `P`: the product's shape, whose rows are those of all tiles; `Window::shape()` says the rest.
 template <class P, class Window> struct WindowProduct : P {
+  using Tiles = P;
   using Element = typename P::Element;
   static constexpr auto kShape = Window::shape();
   // Warpgroups that multiply, then a warp that copies: so two blocks share an SM's registers with nothing handed over.
@@ -99,6 +101,9 @@ template <class P, class Window> struct WindowProduct : P {
   static constexpr int kHalvesPitch = pitch(kShape.halves) * kHalvesStep;
   static constexpr int kBoxRows = box(3) * pitch(3);
 
+  // Outputs of a group and a channel.
+  static constexpr int kM = kShape.images * dimension(0).results * dimension(1).results * dimension(2).results;
+
   // Elements of a part that a box is used for, or those that have boxes of their own.
   static WS_INLINE constexpr int elements(int number, bool of_shared = true) {
     int product = 1;
@@ -126,9 +131,19 @@ template <class P, class Window> struct WindowProduct : P {
     return most;
   }
   static constexpr int kWeightDepth = count_weight_steps() * P::kStageDepth;
+  // The first box of a part in a slice; where the slice before ends.
+  static WS_INLINE constexpr int first_unit(int number, int slice) {
+    if (kIsPhased) return units(number) * slice / P::kSlices;
+    int all = 0, before = 0;
+    for (int p = 0; p < kPartCount; ++p) before += p < number ? units(p) : 0, all += units(p);
+    const int first = all * slice / P::kSlices - before;
+    return first < 0 ? 0 : first < units(number) ? first : units(number);
+  }
+  // Whether a tile may have nothing to multiply.
   static WS_INLINE constexpr bool has_empty() {
     for (int p = 0; p < kPartCount; ++p)
-      if (kIsPhased && units(p) == 0) return true;
+      for (int slice = 0; slice < P::kSlices; ++slice)
+        if (kIsPhased && first_unit(p, slice) == first_unit(p, slice + 1)) return true;
     return false;
   }
   // Whether a tile has this part.
@@ -140,15 +155,16 @@ template <class P, class Window> struct WindowProduct : P {
       if (p == number) found = part(p);
     return found;
   }
-  // What a tile copies for a part: boxes, steps of each, and the first step of weights.
+  // What a tile copies for a part: boxes from the first to the end, steps of each, and the first step of weights.
   struct Counts {
-    int units, steps, before;
+    int first, end, steps, before;
   };
-  static WS_INLINE Counts counts_of(int number, int phase) {
-    Counts found{0, 1, 0};
+  static WS_INLINE Counts counts_of(int number, int phase, int slice) {
+    Counts found{0, 0, 1, 0};
 #pragma unroll
     for (int p = 0; p < kPartCount; ++p)
-      if (p == number && is_of(p, phase) && units(p) > 0) found = {units(p), steps(p), steps_before(p)};
+      if (p == number && is_of(p, phase) && units(p) > 0)
+        found = {first_unit(p, slice), first_unit(p, slice + 1), steps(p), steps_before(p)};
     return found;
   }
 
@@ -223,17 +239,20 @@ template <class P, class Window> struct WindowProduct : P {
 
 // The boxes of a block's tiles, one after the other, as they are asked for.
 template <class P> struct Boxes {
-  int number = blockIdx.x / P::kCluster, part = 0, unit = 0;
+  int number = blockIdx.x / P::kCluster, part = 0, unit = 0, end = 0;
   RingPlace<P::kShape.boxes> place;
 
-  WS_INLINE int count(int rank) const {
-    return P::counts_of(part, P::phase_of(P::tile_at(number).first_row(rank) / kTileRows)).units;
+  // Those of the part, in the tile.
+  WS_INLINE void find(int rank) {
+    const typename P::Tile tile = P::tile_at(number);
+    const auto counts = P::counts_of(part, P::phase_of(tile.first_row(rank) / kTileRows), tile.layer % P::kSlices);
+    unit = counts.first, end = counts.end;
   }
 
   WS_INLINE void ask(typename P::Shared& shared, const TensorMap& seen, int rank) {
-    while (number < P::kTiles && unit == count(rank)) {
-      unit = 0;
+    while (number < P::kTiles && unit == end) {
       if (++part == P::kPartCount) part = 0, number += gridDim.x / P::kCluster;
+      if (number < P::kTiles) find(rank);
     }
     if (number >= P::kTiles) return;
     const typename P::Tile tile = P::tile_at(number);
@@ -246,7 +265,7 @@ template <class P> struct Boxes {
     Barrier& filled = shared.box_filled[place.stage];
     shared.box_free[place.stage].wait(place.parity ^ 1);
     filled.expect(P::kBoxRows * P::kRowBytes);
-    const int channel = tile.layer * P::kShape.channels + (own.channel_box + unit % own.channel_boxes) * P::kRowDepth;
+    const int channel = tile.layer / P::kSlices * P::kShape.channels + (own.channel_box + unit % own.channel_boxes) * P::kRowDepth;
     copy_box(seen, filled, shared.box[place.stage], channel, first.at[2], first.at[1], first.at[0], first.at[3]);
     place.advance();
     ++unit;
@@ -258,16 +277,18 @@ WS_INLINE void copy_windows(typename P::Shared& shared, const TensorMap& seen, c
   constexpr int kShare = P::kTileColumns / P::kCluster;
   RingPlace<P::kStages> place;
   Boxes<P> boxes;
+  if (boxes.number < P::kTiles) boxes.find(rank);
   boxes.ask(shared, seen, rank);
   for (int number = blockIdx.x / P::kCluster; number < P::kTiles; number += gridDim.x / P::kCluster) {
     const typename P::Tile tile = P::tile_at(number);
-    const int phase = P::phase_of(tile.first_row(rank) / kTileRows), layer = phase * P::kShape.groups + tile.layer;
+    const int phase = P::phase_of(tile.first_row(rank) / kTileRows);
+    const int layer = phase * P::kShape.groups + tile.layer / P::kSlices;
 #pragma unroll 1
     for (int part = 0; part < P::kPartCount; ++part) {
-      const typename P::Counts counts = P::counts_of(part, phase);
+      const typename P::Counts counts = P::counts_of(part, phase, tile.layer % P::kSlices);
       const int ask = (counts.steps < P::kStages ? counts.steps : P::kStages) - 1;  // the box before last has been read by then
 #pragma unroll 1
-      for (int unit = 0; unit < counts.units; ++unit) {
+      for (int unit = counts.first; unit < counts.end; ++unit) {
 #pragma unroll 1
         for (int step = 0; step < counts.steps; ++step) {
           Barrier& filled = shared.filled[place.stage];
@@ -292,15 +313,16 @@ WS_INLINE void copy_windows(typename P::Shared& shared, const TensorMap& seen, c
 // The sums of one tile's 64 rows; what lies in the places moves on.
 template <class P>
 WS_INLINE void multiply_window_tile(typename P::Shared& shared, RingPlace<P::kShape.boxes>& box, RingPlace<P::kStages>& place,
-                                    int warpgroup, int phase, float (&sums)[P::kSums]) {
+                                    int warpgroup, int phase, int slice, float (&sums)[P::kSums]) {
   using Element = typename P::Element;
   const int rows = warpgroup % 2 * P::kHalvesPitch;
   int previous = -1, previous_box = -1;
 #pragma unroll
   for (int part = 0; part < P::kPartCount; ++part) {
     if (!P::is_of(part, phase)) continue;
+    const int end = P::first_unit(part, slice + 1);
 #pragma unroll 1
-    for (int unit = 0; unit < P::units(part); ++unit) {
+    for (int unit = P::first_unit(part, slice); unit < end; ++unit) {
       shared.box_filled[box.stage].wait(box.parity);
 #pragma unroll 1
       for (int step = 0; step < P::steps(part); ++step) {
@@ -359,7 +381,7 @@ WS_INLINE void finish_positions(const typename P::Tile& tile, int rank, int warp
       const int m = P::position(row);
       if (m >= 0) finish(layer, m, n, pack);
     };
-    finish_tile<P>({tile, rank, warpgroup}, sums, nullptr, nullptr, end);
+    finish_tile<typename P::Tiles>({tile, rank, warpgroup}, sums, nullptr, nullptr, end);
   } else {
     Turned& turned = shared.turned[warpgroup];
     const int lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32;
@@ -424,8 +446,47 @@ WS_INLINE void multiply_windows(const TensorMap& seen, const TensorMap& weights,
   for (int number = blockIdx.x / P::kCluster; number < P::kTiles; number += gridDim.x / P::kCluster) {
     const typename P::Tile tile = P::tile_at(number);
     float sums[P::kSums];
-    multiply_window_tile<P>(shared, box, place, warpgroup, P::phase_of(tile.first_row(rank) / kTileRows), sums);
+    const int phase = P::phase_of(tile.first_row(rank) / kTileRows), slice = P::kSlices > 1 ? tile.layer % P::kSlices : 0;
+    multiply_window_tile<P>(shared, box, place, warpgroup, phase, slice, sums);
     finish_positions<P>(tile, rank, warpgroup, sums, shared, finish);
+  }
+}
+
+// ---- slices of the depth ------------------------------------------------------------------------------------
+
+// The end of a slice's product: its sums by [layer][n][m] where positions are neighbours, as they come, else by [layer][m][n].
+template <class P> struct WindowSliceEnd {
+  float* __restrict__ sums;
+  static constexpr bool kAlongChannels = P::kPack > 2;
+
+  static WS_INLINE int64 place(int layer, int m, int n) {
+    return kAlongChannels ? (layer * static_cast<int64>(P::kM) + m) * P::kN + n : (layer * static_cast<int64>(P::kN) + n) * P::kM + m;
+  }
+  WS_INLINE void operator()(int layer, int m, int n, const Pack<float, P::kPack>& pack) const {
+#pragma unroll
+    for (int e = 0; e < P::kPack; ++e)
+      if (n + e < P::kN) sums[place(layer, m, n + e)] = pack[e];
+  }
+};
+
+// `finish` gets what all slices come to.
+template <class P, class Finish> WS_INLINE void add_window_slices(const float* __restrict__ sums, const Finish& finish) {
+  using End = WindowSliceEnd<P>;
+  constexpr int kPacks = (P::kN + P::kPack - 1) / P::kPack, kInner = End::kAlongChannels ? kPacks : P::kM;
+  constexpr int64 kLayer = static_cast<int64>(P::kM) * P::kN, kCount = static_cast<int64>(P::kM) * kPacks;
+  for (int64 i = blockIdx.x * static_cast<int64>(kAddThreads) + threadIdx.x; i < P::kBatch * kCount; i += gridDim.x * kAddThreads) {
+    const int batch = i / kCount, outer = i % kCount / kInner, inner = i % kInner;
+    const int m = End::kAlongChannels ? outer : inner, n = (End::kAlongChannels ? inner : outer) * P::kPack;
+    const float* from = sums + batch * (P::kSlices * kLayer);
+    Pack<float, P::kPack> total;
+#pragma unroll
+    for (int e = 0; e < P::kPack; ++e) {
+      total[e] = 0.0f;
+#pragma unroll
+      for (int slice = 0; slice < P::kSlices; ++slice)
+        total[e] += n + e < P::kN ? from[slice * kLayer + End::place(0, m, n + e)] : 0.0f;
+    }
+    finish(batch, m, n, total);
   }
 }
 

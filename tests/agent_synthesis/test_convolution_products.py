@@ -15,7 +15,10 @@ from convolutions import Case, Convolve, Shapes, convolved, drawn, nest_of, rand
 from torch import nn
 
 from agent_synthesis import generator
-from agent_synthesis.emit.cuda.products.convolutions.convolution_product import CudaConvolutionProduct
+from agent_synthesis.emit.cuda.products.convolutions.convolution_product import (
+    ConvolutionProductSettings,
+    CudaConvolutionProduct,
+)
 from agent_synthesis.emit.cuda.products.convolutions.window_boxes import Boxes
 from agent_synthesis.emit.cuda.products.product_engine import ENGINES, EngineName
 from agent_synthesis.emit.cuda.products.product_tiling import TILE_ROWS
@@ -218,7 +221,7 @@ def test_a_search_may_try_tiles_rings_and_residents_and_each_compiles(
     nest = nest_of(LARGE[0][0], *empty(*LARGE[0][1]))
     default = SCHEDULE.defaults(nest)
     tried = SCHEDULE.alternatives(nest, default)
-    for name in ("resident", "columns", "cluster", "raster"):
+    for name in ("resident", "columns", "cluster", "raster", "split_k"):
         assert any(getattr(each, name) != getattr(default, name) for each in tried), name
     for settings in tried[::3]:
         compile_cuda(SCHEDULE.emit(nest, settings))
@@ -226,6 +229,21 @@ def test_a_search_may_try_tiles_rings_and_residents_and_each_compiles(
         SCHEDULE.emit(nest, replace(default, columns=256, stages=8, resident=1))
     with pytest.raises(IllegalMove, match="registers a thread"):
         SCHEDULE.emit(nest, replace(default, columns=256, stages=2, boxes=2, resident=2))
+
+
+def test_few_tiles_have_a_multiprocessor_each_a_deep_ring_and_slices_of_the_depth() -> None:
+    def default(images: int) -> ConvolutionProductSettings:
+        function = convolved("conv2d", padding=1)
+        return SCHEDULE.defaults(nest_of(function, *empty((images, 512, 7, 7), (512, 512, 3, 3))))
+
+    assert (default(64).resident, default(64).split_k) == (1, 1)
+    assert default(64).stages >= 6
+    assert default(8).split_k > 2
+    assert default(1024).split_k == 1
+    shallow = nest_of(convolved("conv2d"), *empty((8, 32, 7, 7), (64, 32, 3, 3)))
+    settings = replace(SCHEDULE.defaults(shallow), split_k=8)
+    with pytest.raises(IllegalMove, match="slices of a depth of fewer boxes"):
+        SCHEDULE.emit(shallow, settings)
 
 
 def test_multiply_adds_of_tensor_cores_are_no_operations_beside_them() -> None:

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+import torch.nn.functional as F
 from convolutions import Case, Convolve, Shapes, convolved
 from tensor_cores import program_with_tensor_cores
 
@@ -45,7 +46,8 @@ KINDS: dict[str, Kind] = {
     "phases of as many": (convolved("conv_transpose2d", stride=2, padding=1), ((1, 9, 6, 5), (9, 4, 4, 4)), BF16),
     "phases without elements": (convolved("conv_transpose2d", stride=3), ((1, 9, 6, 5), (9, 4, 2, 2)), F32),
     "phases of a dilation": (
-        convolved("conv_transpose2d", stride=(4, 3), dilation=(6, 2), padding=(3, 1)), ((1, 9, 5, 4), (9, 5, 3, 4)), F32,
+        convolved("conv_transpose2d", stride=(4, 3), dilation=(6, 2), padding=(3, 1)),
+        ((1, 9, 5, 4), (9, 5, 3, 4)), F32,
     ),
     "phases of groups": (
         convolved("conv_transpose3d", stride=2, padding=(1, 2, 1), groups=2), ((1, 6, 3, 4, 3), (6, 4, 3, 5, 4)), F32,
@@ -76,6 +78,15 @@ def run(simulator: Simulator, cases: Sequence[Case], changes: dict[str, int] | N
 
 def test_every_kind_is_computed(simulator: Simulator) -> None:
     run(simulator, [Case.of(function, drawn(shapes, dtype)) for function, shapes, dtype in KINDS.values()])
+
+
+def test_slices_of_the_depth_are_added(simulator: Simulator) -> None:
+    def last(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return F.conv2d(x.to(memory_format=torch.channels_last), weight, stride=2, padding=1)
+
+    kinds = [KINDS["3x3"], KINDS["a stride and a dilation"], (last, KINDS["3x3"][1], F32)]
+    kinds.append((KINDS["phases"][0], ((1, 40, 5, 4), (40, 3, 3, 3)), F32))
+    run(simulator, [Case.of(function, drawn(shapes, dtype)) for function, shapes, dtype in kinds], {"split_k": 2})
 
 
 def test_what_lies_beside_a_window_reaches_no_sum(simulator: Simulator) -> None:

@@ -32,7 +32,7 @@ from warpsmith.hardware import Hardware
 from warpsmith.v1 import candidate_pb2, tensor_pb2
 
 NEXT = "\n            "
-HEADERS = (*PRODUCT_HEADERS, "ws_axes.cuh", "ws_product_windows.cuh")
+HEADERS = (*PRODUCT_HEADERS, "ws_axes.cuh", "ws_product_slices.cuh", "ws_product_windows.cuh")
 _MEMBERS = (
     "Offset", "Images", "Groups", "Made", "Channels", "kCount", "kGroup", "kMade", "kAlongChannels", "see", "weight",
     "at", "phase", "channel", "position", "element", "seen", "weights", "tile",
@@ -76,6 +76,8 @@ class WindowOperands(Operands):
 
 class ConvolutionProductText(ProductText):
     """A convolution's pieces of text."""
+
+    slice_end, add_slices = "WindowSliceEnd", "add_window_slices"
 
     def __init__(self, hardware: Hardware, nest: Nest, boxes: Boxes, tiling: Tiling, held: int, entry: str) -> None:
         """`held`: boxes in shared memory."""

@@ -317,6 +317,12 @@ class Boxes:
         return max(1, max(steps) if self.phases > 1 else sum(steps)) * self.engine.stage_depth
 
     @property
+    def most_slices(self) -> int:
+        """That the depth may be cut into, each with a box of what is seen at least; of phases of the deepest."""
+        units = [self.box.units(part) for part in self.parts]
+        return max(1, max(units) if self.phases > 1 else sum(units))
+
+    @property
     def weight_layers(self) -> int:
         """Layers of weights: of groups, of each phase."""
         return points(self.product.groups) * self.phases
