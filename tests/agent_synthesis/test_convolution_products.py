@@ -23,8 +23,9 @@ from agent_synthesis.emit.cuda.products.convolutions.window_boxes import Boxes
 from agent_synthesis.emit.cuda.products.product_engine import ENGINES, EngineName
 from agent_synthesis.emit.cuda.products.product_tiling import TILE_ROWS
 from agent_synthesis.graphs.graph_index import GraphIndex
+from agent_synthesis.nests import iteration_space
 from agent_synthesis.nests.analysis.products.convolution_product import convolution_product
-from agent_synthesis.nests.ir import Nest
+from agent_synthesis.nests.ir import Index, Nest, Quotient, Remainder
 from agent_synthesis.plans import cost, moves
 from agent_synthesis.plans.plan import plan_zero
 from agent_synthesis.schedule import Emission
@@ -179,6 +180,28 @@ def test_dense_convolutions_of_floats_are_taken(function: Convolve, shapes: Shap
     for dtype in (torch.float32, torch.float16, torch.bfloat16):
         assert SCHEDULE.accepts(nest_of(function, *empty(*shapes, dtype=dtype))) is taken
     assert not SCHEDULE.accepts(nest_of(function, *empty(*shapes, dtype=torch.float64)))
+
+
+def test_groups_of_shuffled_channels_are_taken() -> None:
+    def shuffled(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return F.conv2d(x.unflatten(1, (3, -1)).transpose(1, 2).flatten(1, 2), weight, groups=2)
+
+    assert SCHEDULE.accepts(nest_of(shuffled, *empty((2, 60, 28, 28), (64, 30, 1, 1))))
+
+
+@pytest.mark.parametrize("factors", [(300, 100, 1), (300, 100, 10), (12, 4, 2), (6, 35, 1), (7, 14, 3)])
+def test_a_narrowed_index_has_the_same_values(factors: tuple[int, int, int]) -> None:
+    divisor, outer, inner = factors
+    extents = {"i": 9, "j": max(1, outer // inner)}
+    value = Index.axis("i", outer) + Index.axis("j", inner).shifted(3 if inner > 4 else 0)
+    for atom in (Quotient(value, divisor), Remainder(value, divisor)):
+        index = Index(5, ((atom, 2), ("i", 1)))
+        narrowed = iteration_space.narrow(index, extents)
+        for i, j in itertools.product(range(extents["i"]), range(extents["j"])):
+            at = {"i": Index(i), "j": Index(j)}
+            assert narrowed.substituted(at, extents) == index.substituted(at, extents)
+    index = Index(0, ((Quotient(Index.axis("i", 100) + Index.axis("j"), 300), 1),))
+    assert iteration_space.narrow(index, {"i": 9, "j": 100}) == Index(0, ((Quotient(Index.axis("i"), 3), 1),))
 
 
 def test_factors_of_two_types_are_not_taken() -> None:

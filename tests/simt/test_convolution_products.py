@@ -55,6 +55,14 @@ KINDS: dict[str, Kind] = {
 }  # fmt: skip
 
 
+def shuffled(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """Of two groups whose channels come by turns."""
+    return F.conv2d(x.unflatten(1, (3, -1)).transpose(1, 2).flatten(1, 2), weight, groups=2)
+
+
+KINDS["groups of shuffled channels"] = (shuffled, ((2, 12, 7, 8), (8, 6, 1, 1)), F32)
+
+
 def drawn(shapes: Shapes, dtype: torch.dtype, seed: int = 7) -> list[torch.Tensor]:
     """Values that every type has, so that sums differ from those in float64 by their own rounding alone."""
     generator = torch.Generator().manual_seed(seed)

@@ -108,7 +108,7 @@ def is_one_left(nest: Nest, taken: Callable[[Nest], bool]) -> bool:
 @remembered
 def convolution(nest: Nest) -> Convolution | None:
     """The nest as one convolution; None where it has another form, or indices that no slides describe."""
-    simple = iteration_space.simplified(nest)
+    simple = iteration_space.narrowed(iteration_space.simplified(nest))
     if len(simple.reductions) != 1 or not simple.windows or not simple.parallel:
         return None
     (window,) = simple.windows
