@@ -33,7 +33,7 @@ from gpu_bench import policy
 from warpsmith.errors import IllegalMove
 from warpsmith.graphs.capture import capture
 from warpsmith.hardware import H200
-from warpsmith.v1 import analysis_pb2, artifact_pb2, task_pb2
+from warpsmith.v1 import analysis_pb2, artifact_pb2, candidate_pb2, task_pb2
 
 SCHEDULE = CudaConvolutionProduct(H200)
 
@@ -298,6 +298,29 @@ def test_a_librarys_tensor_cores_are_counted_where_it_has_many_channels(module: 
     found = cost.of_group(plan, group)
     flops = cost.product_flops(index, index.nodes[group.name])
     assert (found.tensor_flop_count, found.product_flop_count) == (each * flops, 0 if each else flops)
+
+
+@pytest.mark.parametrize(
+    ("module", "dtype", "laid"),
+    [
+        (nn.Conv2d(64, 128, 3, padding=1), torch.bfloat16, ["weights"]),
+        (nn.Conv2d(64, 128, 3, padding=1), torch.float32, ["weights"]),
+        (nn.Conv2d(64, 128, 3, stride=2), torch.bfloat16, ["seen", "weights"]),
+        (nn.Conv2d(64, 128, 1), torch.bfloat16, []),
+        (nn.Conv2d(68, 128, 1), torch.bfloat16, ["seen", "weights"]),  # steps of whole 16 bytes
+        (nn.Conv2d(96, 128, 3, groups=2), torch.bfloat16, ["seen", "weights"]),  # the last box reaches another group
+        (nn.Conv2d(128, 128, 3, groups=2), torch.bfloat16, ["weights"]),
+    ],
+)
+def test_channels_that_lie_last_are_not_laid_out(module: nn.Conv2d, dtype: torch.dtype, laid: list[str]) -> None:
+    x = torch.empty(8, module.in_channels, 28, 28, dtype=dtype).to(memory_format=torch.channels_last)
+    plan = plan_zero(GraphIndex(capture(module.to(dtype), (x,))), task_pb2.TARGET_CUDA)
+    plan = moves.apply(plan, analysis_pb2.Move(kind=analysis_pb2.MOVE_KIND_AUTHOR, group="conv2d"))
+    assert {group.schedule for group in plan.groups} >= {"cuda_convolution_product"}
+    program = generator.generate(plan)
+    spaces = [buffer.name for buffer in program.buffers if buffer.role == candidate_pb2.ROLE_WORKSPACE]
+    assert [name.rpartition("_")[2] for name in spaces if name.endswith(("seen", "weights"))] == laid
+    assert policy.objections(program, artifact_pb2.Artifact(program_digest=program.digest), lambda _: False) == []
 
 
 def test_a_convolution_with_its_tail_is_one_group_whose_program_is_let_run() -> None:

@@ -88,6 +88,27 @@ def test_every_kind_is_computed(simulator: Simulator) -> None:
     run(simulator, [Case.of(function, drawn(shapes, dtype)) for function, shapes, dtype in KINDS.values()])
 
 
+def test_channels_that_are_neighbours_are_copied_as_they_lie(simulator: Simulator) -> None:
+    last = torch.channels_last
+    cases = []
+    for options, shapes, dtype, laid in (
+        ({"padding": (1, 2)}, ((2, 12, 6, 7), (8, 12, 3, 3)), F32, 1),
+        ({"padding": 1, "groups": 2}, ((1, 64, 5, 6), (8, 32, 3, 3)), F32, 1),
+        ({"dilation": 2}, ((1, 136, 6, 9), (6, 136, 3, 3)), BF16, 1),
+        ({}, ((2, 72, 5, 6), (8, 72, 1, 1)), BF16, 0),
+        ({"stride": 2}, ((2, 72, 5, 6), (8, 72, 1, 1)), BF16, 1),
+    ):
+        x, weight = drawn(shapes, dtype)
+        case = Case.of(convolved("conv2d", **options), [x.to(memory_format=last), weight])
+        settings = replace(SCHEDULE.defaults(case.nest), split_k=1)
+        assert len(SCHEDULE.emit(case.nest, settings).launches) == 1 + laid
+        cases.append(case)
+    phases = convolved("conv_transpose2d", stride=2, padding=1)
+    x, weight = drawn(((1, 12, 4, 5), (12, 8, 3, 3)), F32)
+    cases.append(Case.of(phases, [x.to(memory_format=last), weight]))
+    run(simulator, cases)
+
+
 def test_slices_of_the_depth_are_added(simulator: Simulator) -> None:
     def last(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return F.conv2d(x.to(memory_format=torch.channels_last), weight, stride=2, padding=1)

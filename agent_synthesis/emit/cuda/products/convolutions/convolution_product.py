@@ -120,13 +120,12 @@ class CudaConvolutionProduct(CudaSchedule):
         """What is laid out is written and read once more."""
         found = _found(nest)
         boxes = _boxes(found)
-        laid = boxes.engine.element_bytes * (math.prod(boxes.layout) + math.prod(boxes.weight_layout))
         tiles = self._tiles(nest, settings.columns)
         sums = points(found.groups) * boxes.row_tiles * TILE_ROWS * points(found.made)
         added = 4 * settings.split_k * sums if settings.split_k > 1 else 0
         return Footprint(
-            extra_bytes=2 * (laid + added), parallel_count=tiles * settings.split_k,
-            launch_count=2 + (settings.split_k > 1),
+            extra_bytes=2 * (boxes.laid_bytes + added), parallel_count=tiles * settings.split_k,
+            launch_count=1 + (boxes.lay_out_blocks > 0) + (settings.split_k > 1),
             tensor_flop_count=boxes.engine.cost * boxes.flop_count,
         )  # fmt: skip
 

@@ -32,7 +32,7 @@ from warpsmith.hardware import Hardware
 from warpsmith.v1 import candidate_pb2, tensor_pb2
 
 NEXT = "\n            "
-HEADERS = (*PRODUCT_HEADERS, "ws_axes.cuh", "ws_product_slices.cuh", "ws_product_windows.cuh")
+HEADERS = (*PRODUCT_HEADERS, "ws_axes.cuh", "ws_product_slices.cuh", "ws_product_windows.cuh", "ws_windows_laid.cuh")
 _MEMBERS = (
     "Offset", "Images", "Groups", "Made", "Channels", "kCount", "kGroup", "kMade", "kAlongChannels", "see", "weight",
     "at", "phase", "channel", "position", "element", "seen", "weights", "tile",
@@ -54,12 +54,15 @@ class WindowOperands(Operands):
         engine = self._boxes.engine
         if side.name == "right":
             layers, made, depth = self._boxes.weight_layout
-            extents, swizzle = [depth, made, 1, layers], STEP_BYTES
+            lies, extents, swizzle = self._boxes.weights, [depth, made, 1, layers], STEP_BYTES
             box = [engine.stage_depth, self._tiling.columns // self._tiling.cluster, 1, 1]
         else:
-            extents, (*tile, images), swizzle = self._boxes.layout[::-1], self._boxes.box.extents, self._boxes.row_bytes
+            lies, extents, swizzle = self._boxes.seen, self._boxes.layout[::-1], self._boxes.row_bytes
+            *tile, images = self._boxes.box.extents
             box = [self._boxes.row_depth, *reversed(tile), images]
-        strides = [math.prod(extents[:count]) * engine.element_bytes for count in range(1, len(extents))]
+        steps = lies.strides if lies else [math.prod(extents[:count]) for count in range(1, len(extents))]
+        strides = [step * engine.element_bytes for step in steps]
+        extents = list(lies.extents) if lies else extents
         return candidate_pb2.LaunchArgument(
             tensor_map=candidate_pb2.TensorMap(
                 buffer=side.operand.buffer, dtype=engine.dtype, extents=extents, byte_strides=strides,
@@ -69,9 +72,9 @@ class WindowOperands(Operands):
 
     def workspaces(self) -> list[candidate_pb2.Buffer]:
         """What is laid out."""
-        left, right = (side.operand.buffer for side in self.sides)
-        dtype = self._boxes.engine.dtype
-        return [workspace(left, dtype, self._boxes.layout), workspace(right, dtype, self._boxes.weight_layout)]
+        boxes, (left, right) = self._boxes, (side.operand.buffer for side in self.sides)
+        both = ((boxes.seen, left, boxes.layout), (boxes.weights, right, boxes.weight_layout))
+        return [workspace(name, boxes.engine.dtype, extents) for lies, name, extents in both if not lies]
 
 
 class ConvolutionProductText(ProductText):
@@ -88,14 +91,15 @@ class ConvolutionProductText(ProductText):
         self._m = boxes.row_tiles * TILE_ROWS
 
     def kernels(self) -> tuple[list[Kernel], list[str]]:
-        """The kernel that lays out, and the product's."""
-        return [self.lay_out(), self.product()], [*HEADERS]
+        """The kernel that lays out, if anything is, and the product's."""
+        return [*([self.lay_out()] if self._boxes.lay_out_blocks else []), self.product()], [*HEADERS]
 
     def shape(self) -> list[str]:
         """The product's type, and how its rows lie."""
         boxes, box = self._boxes, self._boxes.box
         dimensions = (generated_struct.value("ws::WindowDimension", each.fields) for each in box.dimensions)
         shared = ", ".join(str(each).lower() for each in box.shared)
+        before = [each.padding if boxes.seen else 0 for each in box.dimensions]
         lines = super().shape()
         lines[0] = lines[0].replace(f"{self.entry}_shape", f"{self.entry}_tiles")
         return [
@@ -107,7 +111,8 @@ class ConvolutionProductText(ProductText):
             f"        .parts = {{{f',{NEXT}'.join(part.fields for part in boxes.parts)}}},",
             f"        .shared = {{{shared}}}, .images = {boxes.images}, .groups = {points(boxes.product.groups)}, "
             f".channels = {boxes.channels}, .row_bytes = {boxes.row_bytes},",
-            f"        .eights = {box.eights}, .halves = {box.halves}, .boxes = {self._held}}};",
+            f"        .eights = {box.eights}, .halves = {box.halves}, .boxes = {self._held}, "
+            f".before = {{{', '.join(map(str, before))}}}}};",
             "  }",
             "};",
             f"using {self.entry}_shape = ws::WindowProduct<{self.entry}_tiles, {self.entry}_window>;",
@@ -171,11 +176,16 @@ class ConvolutionProductText(ProductText):
         ]  # fmt: skip
         name, element = f"{self.entry}_windows", self._boxes.engine.element
         lines = generated_struct.struct(name, text, [""], sizes, see, weigh)
+        left, right = (side.operand.buffer for side in self.operands.sides)
+        laid = {"seen": left} if not self._boxes.seen else {}
+        laid |= {"weights": right} if not self._boxes.weights else {}
+        skeleton = "lay_out" if len(laid) > 1 else f"lay_out_{next(iter(laid))}"
+        tile = {"tile": f"ws::LayOut<{self.entry}_shape, %>::Tile"} if "seen" in laid else {}
         lines += generated_struct.kernel(
-            name, text, f"lay_out<{self.entry}_shape>", LAY_OUT_THREADS, 3, {"seen": element, "weights": element},
-            f"{self.entry}_lay_out", shared={"tile": f"ws::LayOut<{self.entry}_shape, %>::Tile"},
+            name, text, f"{skeleton}<{self.entry}_shape>", LAY_OUT_THREADS, 3, dict.fromkeys(laid, element),
+            f"{self.entry}_lay_out", shared=tile,
         )  # fmt: skip
-        made = [side.operand.buffer for side in self.operands.sides]
+        made = list(laid.values())
         record = geometry.record(
             f"{self.entry}_lay_out", self._boxes.lay_out_blocks, LAY_OUT_THREADS,
             [address(name) for name in (*(buffer.name for buffer in buffers), *made)], made,

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from agent_synthesis.emit.cuda import geometry
+from agent_synthesis.emit.cuda.products.convolutions.as_it_lies import Lying, seen_as_it_lies, weight_as_it_lies
 from agent_synthesis.emit.cuda.products.product_engine import Engine
 from agent_synthesis.emit.cuda.products.product_tiling import TILE_ROWS, Tiling
 from agent_synthesis.nests.analysis.products.convolution_product import ConvolutionProduct, points
@@ -343,13 +344,29 @@ class Boxes:
         """Extents of the weights as they are laid out: layers, made channels, depth."""
         return [self.weight_layers, points(self.product.made), self.depth]
 
+    @functools.cached_property
+    def seen(self) -> Lying | None:
+        """What is seen, where it is copied as it lies."""
+        return seen_as_it_lies(self.product, self.row_depth)
+
+    @functools.cached_property
+    def weights(self) -> Lying | None:
+        """The weights, where they are."""
+        return weight_as_it_lies(self.product)
+
+    @property
+    def laid_bytes(self) -> int:
+        """Of what is laid out."""
+        laid = [extents for lies, extents in ((self.seen, self.layout), (self.weights, self.weight_layout)) if not lies]
+        return self.engine.element_bytes * sum(map(math.prod, laid))
+
     @property
     def lay_out_blocks(self) -> int:
         """Of the kernel that lays out: those of what is seen, and those of weights."""
         boxes = self.channels // self.row_depth * points(self.product.groups) * self.images
         positions = math.prod(self.layout[1:4])
-        blocks = -(-positions // (LAY_OUT_BYTES // self.row_bytes)) * boxes
-        return blocks + -(-math.prod(self.weight_layout) // LAY_OUT_THREADS)
+        seen = 0 if self.seen else -(-positions // (LAY_OUT_BYTES // self.row_bytes)) * boxes
+        return seen + (0 if self.weights else -(-math.prod(self.weight_layout) // LAY_OUT_THREADS))
 
     def matrix_product(self, entry: str) -> MatrixProduct:
         """The product of what is laid out."""
@@ -358,8 +375,8 @@ class Boxes:
         type_ = self.product.type
         return MatrixProduct(
             reduction=self.product.convolution.reduction.name,
-            left=Operand(f"{entry}_seen", type_, 0, (), depth, 1),
-            right=Operand(f"{entry}_weights", type_, 0, layers, depth, 1),
+            left=Operand(self.seen.buffer if self.seen else f"{entry}_seen", type_, 0, (), depth, 1),
+            right=Operand(self.weights.buffer if self.weights else f"{entry}_weights", type_, 0, layers, depth, 1),
             batch=self.product.groups,
             rows=(*self.product.images, *self.product.outputs),
             columns=self.product.made,
