@@ -2,7 +2,7 @@
 
     python -m benchmarks.kernelbench.convolution_plans KernelBench/KernelBench/level1 … [--only 50 76] [--out FILE]
 
-Modules are in KernelBench's format, and are built and captured at their own size, in fake tensors. The plan is the
+Modules are in KernelBench's format, captured at their own size, of inputs that are fake tensors. The plan is the
 whole one that a search begins with. A row for each call that convolves: what takes it, or why nothing does; the calls
 that are in its kernel; and those that read its result from a kernel of their own. Nothing is compiled or run.
 """
@@ -43,10 +43,11 @@ def index_of(file: Path) -> GraphIndex:
     assert spec is not None, file
     assert spec.loader is not None, file
     module: Any = importlib.util.module_from_spec(spec)
-    with FakeTensorMode(allow_non_fake_inputs=True):
-        spec.loader.exec_module(module)
-        built, args = module.Model(*module.get_init_inputs()), module.get_inputs()
-        return GraphIndex(capture(built, args, "cuda"))
+    spec.loader.exec_module(module)
+    built = module.Model(*module.get_init_inputs())  # of real weights: some modules look at them
+    with FakeTensorMode():
+        args = module.get_inputs()
+    return GraphIndex(capture(built, args, "cuda"))
 
 
 def whole_plan(index: GraphIndex) -> Plan:
@@ -134,7 +135,7 @@ def told(file: Path) -> list[str]:
     try:
         index = index_of(file)
     except Exception as error:  # whatever a module's own code raises
-        return [f"| {name} | not captured: {type(error).__name__} |"]
+        return markdown(COLUMNS, [(name, f"not captured: {type(error).__name__}", "-", "-", "-")])[2:]
     return markdown(COLUMNS, rows(whole_plan(index), name))[2:]
 
 
