@@ -16,12 +16,19 @@ template <class Axes, int kFirst, class Offset, int kCount> WS_INLINE void place
   }
 }
 
+// Elements from one to the next, of what is seen in rows of neighbours.
+struct WindowRows {
+  int64 dimension_1, dimension_0, channel, group, image;
+};
+
 // The generated struct W's are:
 //
 //   Offset                              int, or int64 where a buffer needs it
 //   Images, Groups, Made, Channels      axes: of what is seen alone, of both, of weights alone; those that are summed over
 //   kCount, kGroup, kMade               coordinates of the first three; where those of the second and third begin
 //   kAlongChannels                      whether channels are neighbours in memory, rather than positions
+//   kInRows                             whether rows of what is seen are read in vectors:
+//   kRows, rows()                       where they lie, and the first of them
 //   see(at, channel, position)          what lies at a position of the data
 //   weight(at, phase, channel, element) the weight of an element of the window, for outputs of a phase
 template <class P, class W> struct LayOut {
@@ -84,6 +91,33 @@ template <class P, class W> struct LayOut {
     return is_inside ? window.see(at, channel.at, position) : 0.0f;
   }
 
+  // Fills the tile with vectors of the rows that its positions are of, and zeros around them.
+  static WS_INLINE void read_rows(const W& window, int box, int group, int image, int64 first, Tile& tile) {
+    constexpr int kRow = P::dimension(2).extent, kData = P::dimension(2).data, kVectors = kData / kStored;
+    constexpr int kRowsOfTile = (kPositions + kRow - 2) / kRow + 1, kCount = kDepth * kRowsOfTile * kVectors;
+    constexpr int kWords = sizeof(Tile) / 4;
+    for (int i = threadIdx.x; i < kWords; i += kLayOutThreads) reinterpret_cast<unsigned*>(&tile)[i] = 0;
+    __syncthreads();
+    const auto* from = window.rows() + group * W::kRows.group + image * W::kRows.image;
+    const int first_row = static_cast<int>(first / kRow), before = static_cast<int>(first % kRow);
+    for (int i = threadIdx.x; i < kCount; i += kLayOutThreads) {
+      const int vector = i % kVectors, row = first_row + i / kVectors % kRowsOfTile, channel = i / kVectors / kRowsOfTile;
+      const int begin = (row - first_row) * kRow - before + P::dimension(2).padding + vector * kStored;
+      const int at_1 = row % P::dimension(1).extent - P::dimension(1).padding;
+      const int at_0 = row / P::dimension(1).extent - P::dimension(0).padding;
+      const bool is_inside = at_1 >= 0 && at_1 < P::dimension(1).data && at_0 >= 0 && at_0 < P::dimension(0).data;
+      if (!is_inside || begin + kStored <= 0 || begin >= kPositions || box * kDepth + channel >= kChannels) continue;
+      const auto pack = load<kStored, kShared>(from + (box * kDepth + channel) * W::kRows.channel + at_0 * W::kRows.dimension_0 +
+                                               at_1 * W::kRows.dimension_1 + vector * kStored);
+#pragma unroll
+      for (int e = 0; e < kStored; ++e) {
+        if (begin + e < 0 || begin + e >= kPositions) continue;
+        if constexpr (sizeof(Element) == 4) tile[channel][begin + e] = narrow<Element>(pack[e]);
+        else tile[channel][begin + e] = pack[e];
+      }
+    }
+  }
+
   static WS_INLINE void data(const W& window, int64 block, Element* __restrict__ to, Tile& tile) {
     const int64 first = block % kParts * kPositions;
     block /= kParts;
@@ -92,13 +126,17 @@ template <class P, class W> struct LayOut {
     Offset at[W::kCount] = {};
     place_at<typename W::Images, 0>(image, at);
     place_at<typename W::Groups, W::kGroup>(group, at);
-    const WindowPart part = part_with(box);
+    if constexpr (W::kInRows) {
+      read_rows(window, box, group, image, first, tile);
+    } else {
+      const WindowPart part = part_with(box);
 #pragma unroll
-    for (int i = 0; i < kDepth * kPositions / kLayOutThreads; ++i) {
-      const int number = i * kLayOutThreads + threadIdx.x;
-      const int channel = W::kAlongChannels ? number % kDepth : number / kPositions;
-      const int position = W::kAlongChannels ? number / kDepth : number % kPositions;
-      tile[channel][position] = narrow<Element>(see(window, part, at, Channel(part, box * kDepth + channel), first + position));
+      for (int i = 0; i < kDepth * kPositions / kLayOutThreads; ++i) {
+        const int number = i * kLayOutThreads + threadIdx.x;
+        const int channel = W::kAlongChannels ? number % kDepth : number / kPositions;
+        const int position = W::kAlongChannels ? number / kDepth : number % kPositions;
+        tile[channel][position] = narrow<Element>(see(window, part, at, Channel(part, box * kDepth + channel), first + position));
+      }
     }
     __syncthreads();
     constexpr int kPieces = kDepth / kStored;

@@ -109,6 +109,21 @@ def test_channels_that_are_neighbours_are_copied_as_they_lie(simulator: Simulato
     run(simulator, cases)
 
 
+def test_rows_of_whole_vectors_are_laid_out_in_vectors(simulator: Simulator) -> None:
+    cases = []
+    for name, options, shapes, dtype in (
+        ("conv2d", {"padding": 1}, ((2, 40, 6, 8), (8, 40, 3, 3)), F32),
+        ("conv2d", {"padding": (0, 2), "dilation": 2}, ((1, 70, 7, 16), (6, 70, 3, 3)), BF16),
+        ("conv3d", {"padding": 1, "groups": 2}, ((1, 10, 3, 5, 4), (6, 5, 3, 3, 3)), F32),
+        ("conv1d", {}, ((2, 9, 120), (5, 9, 4)), torch.float16),
+        ("conv_transpose2d", {"stride": 2, "padding": 1}, ((1, 12, 4, 8), (12, 5, 3, 3)), F32),
+    ):
+        case = Case.of(convolved(name, **options), drawn(shapes, dtype))
+        assert "kInRows = true" in SCHEDULE.emit(case.nest, SCHEDULE.defaults(case.nest)).text
+        cases.append(case)
+    run(simulator, cases)
+
+
 def test_slices_of_the_depth_are_added(simulator: Simulator) -> None:
     def last(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return F.conv2d(x.to(memory_format=torch.channels_last), weight, stride=2, padding=1)

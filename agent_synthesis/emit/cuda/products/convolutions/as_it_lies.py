@@ -62,6 +62,23 @@ def weight_as_it_lies(product: ConvolutionProduct) -> Lying | None:
     return _lying(product, product.convolution.weight, (product.channels, points(made), 1, points(groups)), steps)
 
 
+def rows_as_they_lie(product: ConvolutionProduct) -> Lying | None:
+    """What is seen as rows of whole 16 bytes whose elements are neighbours, as (row, two dimensions, channels, groups,
+    images): what lays it out reads them in vectors. None where it computes or finds elements one by one."""
+    kinds = [product.convolution.channels, product.groups, product.images]
+    index = _index(product.convolution.seen, kinds)
+    *outer, row = product.slides
+    whole = _WHOLE_BYTES // product.type.size_bytes
+    if index is None or any(slide.stride > 1 for slide in product.slides) or row.data % whole:
+        return None
+    dimensions = [(slide.position, slide.data) for slide in reversed(outer)]
+    dimensions += [(_name(axes), points(axes)) for axes in kinds]
+    if index.coefficient(row.position) != 1:
+        return None
+    extents = (row.data, *(extent for _, extent in dimensions))
+    return _lying(product, product.convolution.seen, extents, [_step(index, name) for name, _ in dimensions])
+
+
 def _index(value: Expression, axes: Sequence[tuple[Axis, ...]]) -> Index | None:
     """Where it is loaded, if it is what is in memory, and each kind of axis is one axis at most."""
     if not isinstance(value, Load) or value.index.offset or any(len(each) > 1 for each in axes):

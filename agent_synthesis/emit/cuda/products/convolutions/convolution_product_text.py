@@ -34,8 +34,8 @@ from warpsmith.v1 import candidate_pb2, tensor_pb2
 NEXT = "\n            "
 HEADERS = (*PRODUCT_HEADERS, "ws_axes.cuh", "ws_product_slices.cuh", "ws_product_windows.cuh", "ws_windows_laid.cuh")
 _MEMBERS = (
-    "Offset", "Images", "Groups", "Made", "Channels", "kCount", "kGroup", "kMade", "kAlongChannels", "see", "weight",
-    "at", "phase", "channel", "position", "element", "seen", "weights", "tile",
+    "Offset", "Images", "Groups", "Made", "Channels", "kCount", "kGroup", "kMade", "kAlongChannels", "kInRows", "kRows",
+    "rows", "see", "weight", "at", "phase", "channel", "position", "element", "seen", "weights", "tile",
 )  # fmt: skip
 """What the struct and the kernel that lays out call things of their own."""
 
@@ -172,6 +172,7 @@ class ConvolutionProductText(ProductText):
             f"  static constexpr int kCount = {len(at)}, kGroup = {len(product.images)}, "
             f"kMade = {len(product.images) + len(product.groups)};",
             f"  static constexpr bool kAlongChannels = {str(product.is_along_channels).lower()};",
+            *self._rows(text),
             "",
         ]  # fmt: skip
         name, element = f"{self.entry}_windows", self._boxes.engine.element
@@ -191,6 +192,19 @@ class ConvolutionProductText(ProductText):
             [address(name) for name in (*(buffer.name for buffer in buffers), *made)], made,
         )  # fmt: skip
         return Kernel(lines, record)
+
+    def _rows(self, text: KernelText) -> list[str]:
+        """Whether rows of what is seen are read in vectors, and where they lie."""
+        rows = self._boxes.rows
+        lines = [f"  static constexpr bool kInRows = {str(rows is not None).lower()};"]
+        if rows is None:
+            return lines
+        steps = ", ".join(map(str, rows.strides))
+        return [
+            *lines,
+            f"  static constexpr ws::WindowRows kRows{{{steps}}};",
+            f"  WS_INLINE auto rows() const {{ return {text.function.buffers[rows.buffer]}; }}",
+        ]
 
 
 def _names(axes: Sequence[Axis]) -> list[str]:

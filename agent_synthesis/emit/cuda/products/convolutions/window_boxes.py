@@ -15,7 +15,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from agent_synthesis.emit.cuda import geometry
-from agent_synthesis.emit.cuda.products.convolutions.as_it_lies import Lying, seen_as_it_lies, weight_as_it_lies
+from agent_synthesis.emit.cuda.products.convolutions.as_it_lies import (
+    Lying,
+    rows_as_they_lie,
+    seen_as_it_lies,
+    weight_as_it_lies,
+)
 from agent_synthesis.emit.cuda.products.product_engine import Engine
 from agent_synthesis.emit.cuda.products.product_tiling import TILE_ROWS, Tiling
 from agent_synthesis.nests.analysis.products.convolution_product import ConvolutionProduct, points
@@ -348,6 +353,11 @@ class Boxes:
     def seen(self) -> Lying | None:
         """What is seen, where it is copied as it lies."""
         return seen_as_it_lies(self.product, self.row_depth)
+
+    @functools.cached_property
+    def rows(self) -> Lying | None:
+        """What is seen, where it is laid out row by row."""
+        return rows_as_they_lie(self.product)
 
     @functools.cached_property
     def weights(self) -> Lying | None:
