@@ -107,36 +107,43 @@ def shapes(plan: Plan, name: str) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Prints the table, or writes it as well."""
+    """Prints the table, or writes it as well, and of each folder how many convolutions each schedule takes."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folders", type=Path, nargs="+")
     parser.add_argument("--only", nargs="*", default=[], help="numbers that files begin with")
     parser.add_argument("--out", type=Path, help="file to write the table to")
     options = parser.parse_args(arguments)
     sys.setrecursionlimit(10_000)
-    lines = markdown(COLUMNS, [])
-    print("\n".join(lines), flush=True)
+    print("\n".join(markdown(COLUMNS, [])), flush=True)
+    found: list[tuple[str, ...]] = []
     for folder in options.folders:
-        for file in sorted(folder.glob("*.py"), key=lambda each: int(each.stem.split("_")[0])):
-            if options.only and file.stem.split("_")[0] not in options.only:
+        counts = Counter[str]()
+        for file in sorted(folder.glob("*.py"), key=_number):
+            if options.only and str(_number(file)) not in options.only:
                 continue
-            for line in told(file):
-                print(line, flush=True)
-                lines.append(line)
+            told = rows_of(file)
+            counts.update(row[2].partition(":")[0] for row in told)
+            found += told
+            print("".join(f"{line}\n" for line in markdown(COLUMNS, told)[2:]), end="", flush=True)
+        print(f"\n{folder.name}: {', '.join(f'{count} {name}' for name, count in counts.most_common())}\n", flush=True)
     if options.out is not None:
-        options.out.write_text("\n".join([*lines, ""]))
+        options.out.write_text("\n".join([*markdown(COLUMNS, found), ""]))
 
 
-def told(file: Path) -> list[str]:
-    """The lines of a module; none where nothing convolves."""
+def _number(file: Path) -> int:
+    return int(file.stem.split("_")[0])
+
+
+def rows_of(file: Path) -> list[tuple[str, ...]]:
+    """The rows of a module; none where nothing convolves."""
     name = f"{file.parent.name.removeprefix('level')}/{file.stem}"
     if "conv" not in file.read_text().lower():
         return []
     try:
         index = index_of(file)
     except Exception as error:  # whatever a module's own code raises
-        return markdown(COLUMNS, [(name, f"not captured: {type(error).__name__}", "-", "-", "-")])[2:]
-    return markdown(COLUMNS, rows(whole_plan(index), name))[2:]
+        return [(name, "-", f"not captured: {type(error).__name__}", "-", "-")]
+    return list(rows(whole_plan(index), name))
 
 
 if __name__ == "__main__":
