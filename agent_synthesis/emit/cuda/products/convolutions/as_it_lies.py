@@ -97,8 +97,12 @@ def _lying(
         for extent, step in zip(extents[1:], steps, strict=True)
     ):
         return None
-    unused = -(-extents[0] * size // _WHOLE_BYTES) * _WHOLE_BYTES // size
-    return Lying(value.buffer, extents, tuple(step or unused for step in steps))
+    whole = _WHOLE_BYTES // size
+    strides, end = list[int](), -(-extents[0] // whole) * whole
+    for extent, step in zip(extents[1:], steps, strict=True):
+        strides.append(step if extent > 1 else end)  # of one element any step will do: as if it lay behind
+        end = max(end, strides[-1] * extent)
+    return Lying(value.buffer, extents, tuple(strides))
 
 
 def _name(axes: tuple[Axis, ...]) -> str:
