@@ -69,7 +69,12 @@ def drawn(shapes: Shapes, dtype: torch.dtype, seed: int = 7) -> list[torch.Tenso
     return [torch.randint(-8, 9, shape, generator=generator).div(8).to(dtype) for shape in shapes]
 
 
-def run(simulator: Simulator, cases: Sequence[Case], changes: dict[str, int] | None = None) -> None:
+def run(
+    simulator: Simulator,
+    cases: Sequence[Case],
+    changes: dict[str, int] | None = None,
+    sanitizer: Sanitizer = Sanitizer.ADDRESS,
+) -> None:
     simulations = []
     for number, case in enumerate(cases):
         nest = replace(case.nest, name=f"{case.nest.name}_{number}")
@@ -77,7 +82,7 @@ def run(simulator: Simulator, cases: Sequence[Case], changes: dict[str, int] | N
         emission = SCHEDULE.emit(nest, replace(SCHEDULE.defaults(nest), columns=64, stages=2, **changes or {}))
         sources = {name: bytes(held.contiguous().view(torch.uint8).numpy()) for name, held in case.inputs.items()}
         simulations.append(Simulation(program_with_tensor_cores(nest, emission), sources))
-    for case, execution in zip(cases, simulator.execute_all(simulations, Sanitizer.ADDRESS), strict=True):
+    for case, execution in zip(cases, simulator.execute_all(simulations, sanitizer), strict=True):
         assert not execution.findings
         types = {buffer.name: TORCH[buffer.type] for buffer in case.nest.buffers if buffer.written}
         written = {n: torch.frombuffer(bytearray(execution.outputs[n]), dtype=dtype) for n, dtype in types.items()}
@@ -131,6 +136,12 @@ def test_slices_of_the_depth_are_added(simulator: Simulator) -> None:
     kinds = [KINDS["3x3"], KINDS["a stride and a dilation"], (last, KINDS["3x3"][1], F32)]
     kinds.append((KINDS["phases"][0], ((1, 40, 5, 4), (40, 3, 3, 3)), F32))
     run(simulator, [Case.of(function, drawn(shapes, dtype)) for function, shapes, dtype in kinds], {"split_k": 2})
+
+
+def test_threads_wait_for_what_others_copy_and_lay_out(simulator: Simulator) -> None:
+    kinds = [KINDS["a stride"], KINDS["phases"], (convolved("conv1d"), ((2, 40, 120), (9, 40, 4)), BF16)]
+    cases = [Case.of(function, drawn(shapes, dtype)) for function, shapes, dtype in kinds]
+    run(simulator, cases, sanitizer=Sanitizer.THREAD)
 
 
 def test_what_lies_beside_a_window_reaches_no_sum(simulator: Simulator) -> None:
