@@ -7,39 +7,48 @@
 // elements are `shared`. An element of the window is the same box, begun some rows later: the swizzle follows from addresses, so
 // rows may begin at any of them. A row has 128 bytes of channels, or 64 or 32 where there are fewer; a step multiplies 128 bytes
 // of depth, of as many elements. Weights come in a ring of their own, in the order of steps, by 128 bytes: the copy engine takes
-// about as long for a short row. The rest is `ws_product.cuh`.
+// about as long for a short row. A window has parts, in each of which every channel has as many elements: of a stride the
+// residues that meet one element more are a part, and the others. Of a transposed convolution outputs have phases, each with a
+// part of its own, and a tile is of one of them. What lies with channels innermost already is copied from where it lies: zeros come
+// for what is outside. The rest is `ws_product.cuh`.
 #pragma once
 #include "ws_axes.cuh"
 #include "ws_product.cuh"
+#include "ws_product_slices.cuh"
 
 namespace ws {
 
-// One that windows slide over. Position `at` of what is laid out, in the channels of a residue, is
-// at * stride + residue * apart - padding of the data; element k of a weight sees k * step positions behind its window's begin.
+// One that windows slide over. Position `at` of what is laid out, in the channels of element k of the weight, is
+// at * stride + k * step % stride - padding of the data. Outputs have `phases`: `results` of them in all.
 struct WindowDimension {
-  int data, outputs, stride, padding, residues, apart;
-  int size, dilation;  // of windows in what is laid out
-  int elements, step;
+  int data, outputs, stride, padding, step;
+  int extent;           // positions that are laid out
+  int dilation, every;  // from one element of a part to the next: in what is laid out, in the weight
+  int reach;            // of the longest part, in what is laid out
+  int phases, results;
+};
 
-  WS_INLINE constexpr int reach() const { return (size - 1) * dilation; }
-  WS_INLINE constexpr int extent() const { return outputs + reach(); }
-  // The element of the weight that an element of what is laid out stands for, in a residue; -1 where there is none.
-  WS_INLINE constexpr int element(int laid, int residue) const {
-    const int behind = laid * dilation * stride + residue * apart;
-    return behind % step == 0 && behind / step < elements ? behind / step : -1;
-  }
+// Along each dimension: positions from an output's own to what its first element sees, elements, the weight's own number of the
+// first, further ones whose residues are channels beside it, and the output of position 0. Its boxes of channels.
+struct WindowPart {
+  int first[3], size[3], element[3], residues[3], shift[3];
+  int channel_box, channel_boxes;
 };
 
 // Three dimensions, outermost first, and the images beside them. A tile's rows are eight neighbours of the last dimension, eight
-// of `eights` and two of `halves` (dimensions; 3: images).
-struct WindowShape {
+// of `eights` and two of `halves` (dimensions; 3: images). Parts are summed, or each is of a phase.
+template <int kParts> struct WindowShape {
   WindowDimension dimensions[3];
+  WindowPart parts[kParts];
   bool shared[3];  // whether a box has what all elements along a dimension see
   int images, groups;
   int channels;  // of a group, with those of all residues, in whole boxes
   int row_bytes;
   int eights, halves;
   int boxes;  // in shared memory
+  int before[3];  // positions that are not there before those that are copied: padding
+
+  static constexpr int kCount = kParts;
 };
 
 // A few columns of a warpgroup's 64 rows on their way to other threads. Pairs of neighbours meet two at a bank at most.
@@ -48,31 +57,45 @@ struct Turned {
   float sums[64][kTurnedColumns + 4];
 };
 
-// `P`: the product's shape, whose rows are those of all tiles.
-template <class P, WindowShape kGiven> struct WindowProduct : P {
+// `P`: the product's shape, whose rows are those of all tiles; `Window::shape()` says the rest.
+template <class P, class Window> struct WindowProduct : P {
+  using Tiles = P;
   using Element = typename P::Element;
-  static constexpr WindowShape kShape = kGiven;
+  static constexpr auto kShape = Window::shape();
   // Warpgroups that multiply, then a warp that copies: so two blocks share an SM's registers with nothing handed over.
   static constexpr int kThreads = 128 * P::kWarpgroups + 32;
   static constexpr int kRowBytes = kShape.row_bytes, kRowDepth = kRowBytes / sizeof(Element);
   static constexpr int kStepElements = 128 / kRowBytes;  // of a window
   static constexpr int kChannelBoxes = kShape.channels / kRowDepth;
+  static constexpr int kPartCount = kShape.kCount;
 
   // Of copies, so that device code may ask for any dimension.
   static WS_INLINE constexpr WindowDimension dimension(int d) {
-    constexpr WindowShape shape = kGiven;
+    constexpr auto shape = Window::shape();
     return shape.dimensions[d];
   }
+  static WS_INLINE constexpr WindowPart part(int number) {
+    constexpr auto shape = Window::shape();
+    return shape.parts[number];
+  }
+  static WS_INLINE constexpr int before(int d) {
+    constexpr auto shape = Window::shape();
+    return shape.before[d];
+  }
   static WS_INLINE constexpr bool is_shared(int d) {
-    constexpr WindowShape shape = kGiven;
+    constexpr auto shape = Window::shape();
     return d < 3 && shape.shared[d];
   }
+  static WS_INLINE constexpr int phases(int d) { return d == 3 ? 1 : dimension(d).phases; }
+  static constexpr int kPhases = phases(0) * phases(1) * phases(2);
+  static constexpr bool kIsPhased = kPhases > 1;
+  static_assert(!kIsPhased || (kPhases == kPartCount && P::kCluster == 1));
   static WS_INLINE constexpr int outputs(int d) { return d == 3 ? kShape.images : dimension(d).outputs; }
   // Outputs of a tile along a dimension, and of what its box has.
   static WS_INLINE constexpr int tile(int d) {
     return (d == 2 ? 8 : 1) * (d == kShape.eights ? 8 : 1) * (d == kShape.halves ? 2 : 1);
   }
-  static WS_INLINE constexpr int box(int d) { return tile(d) + (is_shared(d) ? dimension(d).reach() : 0); }
+  static WS_INLINE constexpr int box(int d) { return tile(d) + (is_shared(d) ? dimension(d).reach : 0); }
   static WS_INLINE constexpr int tiles(int d) { return (outputs(d) + tile(d) - 1) / tile(d); }
   // Rows of a box from one neighbour to the next.
   static WS_INLINE constexpr int pitch(int d) {
@@ -83,16 +106,73 @@ template <class P, WindowShape kGiven> struct WindowProduct : P {
   static constexpr int kHalvesStep = (kShape.halves == 2 ? 8 : 1) * (kShape.halves == kShape.eights ? 8 : 1);
   static constexpr int kHalvesPitch = pitch(kShape.halves) * kHalvesStep;
   static constexpr int kBoxRows = box(3) * pitch(3);
-  static WS_INLINE constexpr int count(bool of_shared) {
+
+  // Outputs of a group and a channel.
+  static constexpr int kM = kShape.images * dimension(0).results * dimension(1).results * dimension(2).results;
+
+  // Elements of a part that a box is used for, or those that have boxes of their own.
+  static WS_INLINE constexpr int elements(int number, bool of_shared = true) {
     int product = 1;
     for (int d = 0; d < 3; ++d)
-      if (is_shared(d) == of_shared) product *= dimension(d).size;
+      if (is_shared(d) == of_shared) product *= part(number).size[d];
     return product;
   }
-  static constexpr int kElements = count(true);                // that a box is used for
-  static constexpr int kUnits = count(false) * kChannelBoxes;  // boxes of a tile
-  static constexpr int kBoxSteps = (kElements + kStepElements - 1) / kStepElements;
-  static constexpr int kWeightDepth = kUnits * kBoxSteps * P::kStageDepth;
+  static WS_INLINE constexpr int steps(int number) { return (elements(number) + kStepElements - 1) / kStepElements; }
+  static WS_INLINE constexpr int units(int number) {  // boxes
+    return steps(number) == 0 ? 0 : elements(number, false) * part(number).channel_boxes;
+  }
+  // Of weights, before those of a part.
+  static WS_INLINE constexpr int steps_before(int number) {
+    int sum = 0;
+    if (!kIsPhased)
+      for (int p = 0; p < number; ++p) sum += units(p) * steps(p);
+    return sum;
+  }
+  static WS_INLINE constexpr int count_weight_steps() {
+    int most = 1;
+    for (int p = 0; p < kPartCount; ++p) {
+      const int own = steps_before(p) + units(p) * steps(p);
+      most = own > most ? own : most;
+    }
+    return most;
+  }
+  static constexpr int kWeightDepth = count_weight_steps() * P::kStageDepth;
+  // The first box of a part in a slice; where the slice before ends.
+  static WS_INLINE constexpr int first_unit(int number, int slice) {
+    if (kIsPhased) return units(number) * slice / P::kSlices;
+    int all = 0, before = 0;
+    for (int p = 0; p < kPartCount; ++p) before += p < number ? units(p) : 0, all += units(p);
+    const int first = all * slice / P::kSlices - before;
+    return first < 0 ? 0 : first < units(number) ? first : units(number);
+  }
+  // Whether a tile may have nothing to multiply.
+  static WS_INLINE constexpr bool has_empty() {
+    for (int p = 0; p < kPartCount; ++p)
+      for (int slice = 0; slice < P::kSlices; ++slice)
+        if (kIsPhased && first_unit(p, slice) == first_unit(p, slice + 1)) return true;
+    return false;
+  }
+  // Whether a tile has this part.
+  static WS_INLINE constexpr bool is_of(int number, int phase) { return !kIsPhased || number == phase; }
+  static WS_INLINE WindowPart part_of(int number) {
+    WindowPart found = part(0);
+#pragma unroll
+    for (int p = 1; p < kPartCount; ++p)
+      if (p == number) found = part(p);
+    return found;
+  }
+  // What a tile copies for a part: boxes from the first to the end, steps of each, and the first step of weights.
+  struct Counts {
+    int first, end, steps, before;
+  };
+  static WS_INLINE Counts counts_of(int number, int phase, int slice) {
+    Counts found{0, 0, 1, 0};
+#pragma unroll
+    for (int p = 0; p < kPartCount; ++p)
+      if (p == number && is_of(p, phase) && units(p) > 0)
+        found = {first_unit(p, slice), first_unit(p, slice + 1), steps(p), steps_before(p)};
+    return found;
+  }
 
   struct Shared {
     alignas(1024) Element right[P::kStages][P::kTileColumns * P::kStageDepth];
@@ -101,10 +181,13 @@ template <class P, WindowShape kGiven> struct WindowProduct : P {
     Barrier filled[P::kStages], free[P::kStages], box_filled[kShape.boxes], box_free[kShape.boxes];
   };
 
-  // The first output of a tile of rows: where along each dimension, and its image.
+  static WS_INLINE constexpr int phase_of(int tile) { return kIsPhased ? tile % kPhases : 0; }
+
+  // The first output of a tile of rows: where along each dimension, and its image; tiles of all phases beside each other.
   struct Place {
     int at[4];
     WS_INLINE explicit Place(int number) {
+      number /= kPhases;
 #pragma unroll
       for (int d = 2; d >= 0; --d) {
         at[d] = number % tiles(d) * tile(d);
@@ -114,31 +197,40 @@ template <class P, WindowShape kGiven> struct WindowProduct : P {
     }
   };
 
-  // The number of the position that a row of the tiles is, images outermost; -1 where it is none.
+  // The number of the output that a row of the tiles is, images outermost; -1 where it is none.
   static WS_INLINE int position(int row) {
     Place place(row / kTileRows);
     place.at[2] += row % 8;
     place.at[kShape.eights] += row / 8 % 8 * kEightsStep;
     place.at[kShape.halves] += row / 64 % 2 * kHalvesStep;
-    int number = place.at[3];
+    int number = place.at[3], phase = phase_of(row / kTileRows);
     bool is_one = place.at[3] < kShape.images;
+    int shift[3] = {};
+    if constexpr (kIsPhased) {
+#pragma unroll
+      for (int p = 0; p < kPhases; ++p)
+#pragma unroll
+        for (int d = 0; d < 3; ++d)
+          if (p == phase) shift[d] = part(p).shift[d];
+    }
 #pragma unroll
     for (int d = 0; d < 3; ++d) {
-      number = number * outputs(d) + place.at[d];
-      is_one = is_one && place.at[d] < outputs(d);
+      const int result = place.at[d] * phases(d) + shift[d];
+      number = number * dimension(d).results + result;
+      is_one = is_one && place.at[d] < outputs(d) && result >= 0 && result < dimension(d).results;
     }
     return is_one ? number : -1;
   }
 
-  // An element of the window in what is laid out: of a unit the one that its box begins with, of a step one that it shares.
+  // An element of a part: of a unit the one that its box begins with, of a step one that it shares.
   struct WindowElement {
     int at[3] = {};
-    template <bool kShared> WS_INLINE void find(int number) {
+    template <bool kShared> WS_INLINE void find(const WindowPart& part, int number) {
 #pragma unroll
       for (int d = 2; d >= 0; --d) {
         if (is_shared(d) != kShared) continue;
-        at[d] = number % dimension(d).size;
-        number /= dimension(d).size;
+        at[d] = number % part.size[d];
+        number /= part.size[d];
       }
     }
     // Rows of a box before those that it sees.
@@ -153,45 +245,68 @@ template <class P, WindowShape kGiven> struct WindowProduct : P {
 
 // The boxes of a block's tiles, one after the other, as they are asked for.
 template <class P> struct Boxes {
-  int number = blockIdx.x / P::kCluster, unit = 0;
+  int number = blockIdx.x / P::kCluster, part = 0, unit = 0, end = 0;
   RingPlace<P::kShape.boxes> place;
 
+  // Those of the part, in the tile.
+  WS_INLINE void find(int rank) {
+    const typename P::Tile tile = P::tile_at(number);
+    const auto counts = P::counts_of(part, P::phase_of(tile.first_row(rank) / kTileRows), tile.layer % P::kSlices);
+    unit = counts.first, end = counts.end;
+  }
+
   WS_INLINE void ask(typename P::Shared& shared, const TensorMap& seen, int rank) {
+    while (number < P::kTiles && unit == end) {
+      if (++part == P::kPartCount) part = 0, number += gridDim.x / P::kCluster;
+      if (number < P::kTiles) find(rank);
+    }
     if (number >= P::kTiles) return;
     const typename P::Tile tile = P::tile_at(number);
+    const WindowPart own = P::part_of(part);
     typename P::Place first(tile.first_row(rank) / kTileRows);
     typename P::WindowElement element;
-    element.template find<false>(unit / P::kChannelBoxes);
+    element.template find<false>(own, unit / own.channel_boxes);
 #pragma unroll
-    for (int d = 0; d < 3; ++d) first.at[d] += element.at[d] * P::dimension(d).dilation;
+    for (int d = 0; d < 3; ++d) first.at[d] += own.first[d] + element.at[d] * P::dimension(d).dilation - P::before(d);
     Barrier& filled = shared.box_filled[place.stage];
     shared.box_free[place.stage].wait(place.parity ^ 1);
     filled.expect(P::kBoxRows * P::kRowBytes);
-    const int channel = tile.layer * P::kShape.channels + unit % P::kChannelBoxes * P::kRowDepth;
+    const int channel = tile.layer / P::kSlices * P::kShape.channels + (own.channel_box + unit % own.channel_boxes) * P::kRowDepth;
     copy_box(seen, filled, shared.box[place.stage], channel, first.at[2], first.at[1], first.at[0], first.at[3]);
     place.advance();
-    if (++unit == P::kUnits) unit = 0, number += gridDim.x / P::kCluster;
+    ++unit;
   }
 };
 
 template <class P>
 WS_INLINE void copy_windows(typename P::Shared& shared, const TensorMap& seen, const TensorMap& weights, int rank) {
   constexpr int kShare = P::kTileColumns / P::kCluster;
-  constexpr int kAsk = (P::kBoxSteps < P::kStages ? P::kBoxSteps : P::kStages) - 1;  // the box before last has been read by then
   RingPlace<P::kStages> place;
   Boxes<P> boxes;
+  if (boxes.number < P::kTiles) boxes.find(rank);
   boxes.ask(shared, seen, rank);
   for (int number = blockIdx.x / P::kCluster; number < P::kTiles; number += gridDim.x / P::kCluster) {
     const typename P::Tile tile = P::tile_at(number);
-    for (int step = 0; step < P::kUnits * P::kBoxSteps; ++step) {
-      Barrier& filled = shared.filled[place.stage];
-      shared.free[place.stage].wait(place.parity ^ 1);
-      filled.expect(sizeof(shared.right[0]));
-      copy_rows<1, P::kRight, P::kRightLayers, kShare, P::kTileColumns, P::kCluster>(
-          weights, filled, shared.right[place.stage] + rank * kShare * P::kStageDepth, step * P::kStageDepth,
-          tile.first_column() + rank * kShare, tile.layer);
-      place.advance();
-      if (step % P::kBoxSteps == kAsk) boxes.ask(shared, seen, rank);
+    const int phase = P::phase_of(tile.first_row(rank) / kTileRows);
+    const int layer = phase * P::kShape.groups + tile.layer / P::kSlices;
+#pragma unroll 1
+    for (int part = 0; part < P::kPartCount; ++part) {
+      const typename P::Counts counts = P::counts_of(part, phase, tile.layer % P::kSlices);
+      const int ask = (counts.steps < P::kStages ? counts.steps : P::kStages) - 1;  // the box before last has been read by then
+#pragma unroll 1
+      for (int unit = counts.first; unit < counts.end; ++unit) {
+#pragma unroll 1
+        for (int step = 0; step < counts.steps; ++step) {
+          Barrier& filled = shared.filled[place.stage];
+          shared.free[place.stage].wait(place.parity ^ 1);
+          filled.expect(sizeof(shared.right[0]));
+          const int depth = (counts.before + unit * counts.steps + step) * P::kStageDepth;
+          copy_to<P::kCluster>(weights, filled, shared.right[place.stage] + rank * kShare * P::kStageDepth, depth,
+                               tile.first_column() + rank * kShare, 0, layer);
+          place.advance();
+          if (step == ask) boxes.ask(shared, seen, rank);
+        }
+      }
     }
   }
   // No block may leave while another still fills its memory or arrives at its barriers.
@@ -201,59 +316,66 @@ WS_INLINE void copy_windows(typename P::Shared& shared, const TensorMap& seen, c
   }
 }
 
-// An operand of rows of `kBytes` each, swizzled as wide, in eights that are `kPitch` rows apart; the first may begin at any row.
-template <int kBytes, int kPitch> WS_INLINE uint64 rows_at(const void* rows) {
-  constexpr uint64 kSwizzle = kBytes == 128 ? 1 : kBytes == 64 ? 2 : 3, kEight = kPitch * kBytes / 16;
-  return (kSwizzle << 62) | (kEight << 32) | (1ULL << 16) | ((shared_address(rows) & 0x3ffff) >> 4);
-}
-
 // The sums of one tile's 64 rows; what lies in the places moves on.
 template <class P>
 WS_INLINE void multiply_window_tile(typename P::Shared& shared, RingPlace<P::kShape.boxes>& box, RingPlace<P::kStages>& place,
-                                    int warpgroup, float (&sums)[P::kSums]) {
+                                    int warpgroup, int phase, int slice, float (&sums)[P::kSums]) {
   using Element = typename P::Element;
   const int rows = warpgroup % 2 * P::kHalvesPitch;
   int previous = -1, previous_box = -1;
-#pragma unroll 1
-  for (int unit = 0; unit < P::kUnits; ++unit) {
-    shared.box_filled[box.stage].wait(box.parity);
-#pragma unroll 1
-    for (int step = 0; step < P::kBoxSteps; ++step) {
-      shared.filled[place.stage].wait(place.parity);
-      const uint64 right = operand_at<kAlong>(shared.right[place.stage] + own_columns<P>(warpgroup));
-      products_begin();
 #pragma unroll
-      for (int i = 0; i < P::kStepElements; ++i) {
-        typename P::WindowElement element;
-        element.template find<true>(step * P::kStepElements + i);
-        if (P::kElements % P::kStepElements != 0 && step * P::kStepElements + i >= P::kElements) break;
-        const uint64 left = rows_at<P::kRowBytes, P::kEightsPitch>(shared.box[box.stage] + (rows + element.rows()) * P::kRowDepth);
+  for (int part = 0; part < P::kPartCount; ++part) {
+    if (!P::is_of(part, phase)) continue;
+    const int end = P::first_unit(part, slice + 1);
+#pragma unroll 1
+    for (int unit = P::first_unit(part, slice); unit < end; ++unit) {
+      shared.box_filled[box.stage].wait(box.parity);
+#pragma unroll 1
+      for (int step = 0; step < P::steps(part); ++step) {
+        shared.filled[place.stage].wait(place.parity);
+        const uint64 right = operand_at<kAlong>(shared.right[place.stage] + own_columns<P>(warpgroup));
+        products_begin();
 #pragma unroll
-        for (int k = 0; k < P::kRowDepth; k += P::kProductDepth)
-          multiply_add<Element, kAlong, kAlong>(sums, further<kAlong, Element>(left, k),
-                                                further<kAlong, Element>(right, i * P::kRowDepth + k),
-                                                (previous >= 0) | (i + k > 0));
+        for (int i = 0; i < P::kStepElements; ++i) {
+          const int number = step * P::kStepElements + i;
+          if (P::elements(part) % P::kStepElements != 0 && number >= P::elements(part)) break;
+          typename P::WindowElement element;
+          element.template find<true>(P::part(part), number);
+          const uint64 left = rows_at<P::kRowBytes, P::kEightsPitch>(shared.box[box.stage] + (rows + element.rows()) * P::kRowDepth);
+#pragma unroll
+          for (int k = 0; k < P::kRowDepth; k += P::kProductDepth)
+            multiply_add<Element, kAlong, kAlong>(sums, further<kAlong, Element>(left, k),
+                                                  further<kAlong, Element>(right, i * P::kRowDepth + k),
+                                                  (previous >= 0) | (i + k > 0));
+        }
+        products_commit();
+        products_wait<1>();
+        if (previous >= 0) release<P>(shared.free[previous]);
+        if (previous_box >= 0) {
+          if (threadIdx.x % 32 == 0) shared.box_free[previous_box].arrive();
+          previous_box = -1;
+        }
+        previous = place.stage;
+        place.advance();
       }
-      products_commit();
-      products_wait<1>();
-      if (previous >= 0) release<P>(shared.free[previous]);
-      if (previous_box >= 0) {
-        if (threadIdx.x % 32 == 0) shared.box_free[previous_box].arrive();
-        previous_box = -1;
-      }
-      previous = place.stage;
-      place.advance();
+      previous_box = box.stage;
+      box.advance();
     }
-    previous_box = box.stage;
-    box.advance();
   }
   products_wait<0>();
   settle(sums);
+  if constexpr (P::has_empty()) {
+    if (previous < 0) {
+#pragma unroll
+      for (int i = 0; i < P::kSums; ++i) sums[i] = 0.0f;
+      return;
+    }
+  }
   release<P>(shared.free[previous]);
   if (threadIdx.x % 32 == 0) shared.box_free[previous_box].arrive();
 }
 
-WS_INLINE void meet_warpgroup(int warpgroup) { asm volatile("bar.sync %0, 128;" ::"r"(1 + warpgroup) : "memory"); }
+WS_INLINE void meet_warpgroup(int warpgroup) { meet_at<128>(1 + warpgroup); }
 
 // Takes a tile's sums to the end, by the number of the position. Where channels are no neighbours in memory, positions are:
 // sums go to other threads, so that those of a warp store neighbours.
@@ -265,7 +387,7 @@ WS_INLINE void finish_positions(const typename P::Tile& tile, int rank, int warp
       const int m = P::position(row);
       if (m >= 0) finish(layer, m, n, pack);
     };
-    finish_tile<P>({tile, rank, warpgroup}, sums, nullptr, nullptr, end);
+    finish_tile<typename P::Tiles>({tile, rank, warpgroup}, sums, nullptr, nullptr, end);
   } else {
     Turned& turned = shared.turned[warpgroup];
     const int lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32;
@@ -328,145 +450,50 @@ WS_INLINE void multiply_windows(const TensorMap& seen, const TensorMap& weights,
   RingPlace<P::kStages> place;
   RingPlace<P::kShape.boxes> box;
   for (int number = blockIdx.x / P::kCluster; number < P::kTiles; number += gridDim.x / P::kCluster) {
+    const typename P::Tile tile = P::tile_at(number);
     float sums[P::kSums];
-    multiply_window_tile<P>(shared, box, place, warpgroup, sums);
-    finish_positions<P>(P::tile_at(number), rank, warpgroup, sums, shared, finish);
+    const int phase = P::phase_of(tile.first_row(rank) / kTileRows), slice = P::kSlices > 1 ? tile.layer % P::kSlices : 0;
+    multiply_window_tile<P>(shared, box, place, warpgroup, phase, slice, sums);
+    finish_positions<P>(tile, rank, warpgroup, sums, shared, finish);
   }
 }
 
-// ---- what is multiplied, laid out --------------------------------------------------------------------------
+// ---- slices of the depth ------------------------------------------------------------------------------------
 
-constexpr int kLayOutThreads = 256, kLayOutBytes = 64 * 128;  // of a tile
+// The end of a slice's product: its sums by [layer][n][m] where positions are neighbours, as they come, else by [layer][m][n].
+template <class P> struct WindowSliceEnd {
+  float* __restrict__ sums;
+  static constexpr bool kAlongChannels = P::kPack > 2;
 
-// Coordinates of point `number` of some axes, at their place among those of all others.
-template <class Axes, int kFirst, class Offset, int kCount> WS_INLINE void place_at(int number, Offset (&at)[kCount]) {
-  if constexpr (Axes::points() > 1) {
-    Offset found[Axes::kCount];
-    Axes::locate(number, found);
-#pragma unroll
-    for (int k = 0; k < Axes::kCount; ++k) at[kFirst + k] = found[k];
+  static WS_INLINE int64 place(int layer, int m, int n) {
+    return kAlongChannels ? (layer * static_cast<int64>(P::kM) + m) * P::kN + n : (layer * static_cast<int64>(P::kN) + n) * P::kM + m;
   }
-}
-
-// The generated struct W's are:
-//
-//   Offset                              int, or int64 where a buffer needs it
-//   Images, Groups, Made, Channels      axes: of what is seen alone, of both, of weights alone; those that are summed over
-//   kCount, kGroup, kMade               coordinates of the first three; where those of the second and third begin
-//   kAlongChannels                      whether channels are neighbours in memory, rather than positions
-//   see(at, channel, position)          what lies at a position of the data
-//   weight(at, channel, element)        the weight of an element of the window
-template <class P, class W> struct LayOut {
-  using Element = typename P::Element;
-  using Offset = typename W::Offset;
-  static constexpr WindowShape kShape = P::kShape;
-  static constexpr int kDepth = P::kRowDepth, kPositions = kLayOutBytes / P::kRowBytes;
-  static constexpr int kStored = 16 / sizeof(Element);  // elements that a thread stores at once
-  static constexpr int kChannels = static_cast<int>(W::Channels::points());
-  static constexpr int kResidues = P::dimension(0).residues * P::dimension(1).residues * P::dimension(2).residues;
-  static constexpr int64 kAll =  // positions of an image
-      static_cast<int64>(P::dimension(0).extent()) * P::dimension(1).extent() * P::dimension(2).extent();
-  static constexpr int64 kParts = (kAll + kPositions - 1) / kPositions;
-  static constexpr int64 kBlocks = kParts * P::kChannelBoxes * kShape.groups * kShape.images;
-  static constexpr int kMade = static_cast<int>(W::Made::points());
-  static constexpr int64 kWeights = static_cast<int64>(kShape.groups) * kMade * P::kWeightDepth;
-  // An odd number of words from row to row, so that threads below each other do not meet at one bank.
-  using Tile = Element[kDepth][kPositions + 4 / sizeof(Element)];
-
-  // A channel of what is laid out: its residue along each dimension, and its own coordinates; false behind the last.
-  struct Channel {
-    int residue[3];
-    Offset at[W::Channels::kCount];
-    bool is_one;
-    WS_INLINE explicit Channel(int number) : is_one(number < kResidues * kChannels) {
-      W::Channels::locate(number % kChannels, at);
-      number /= kChannels;
+  WS_INLINE void operator()(int layer, int m, int n, const Pack<float, P::kPack>& pack) const {
 #pragma unroll
-      for (int d = 2; d >= 0; --d) {
-        residue[d] = number % P::dimension(d).residues;
-        number /= P::dimension(d).residues;
-      }
-    }
-  };
-
-  static WS_INLINE float see(const W& window, const Offset (&at)[W::kCount], const Channel& channel, int64 number) {
-    Offset position[3];
-    unsigned rest = static_cast<unsigned>(number);
-    bool is_inside = channel.is_one && number < kAll;
-#pragma unroll
-    for (int d = 2; d >= 0; --d) {
-      const WindowDimension dimension = P::dimension(d);
-      const int laid = rest % static_cast<unsigned>(dimension.extent());
-      rest /= static_cast<unsigned>(dimension.extent());
-      position[d] = laid * dimension.stride + channel.residue[d] * dimension.apart - dimension.padding;
-      is_inside = is_inside && position[d] >= 0 && position[d] < dimension.data;
-    }
-    return is_inside ? window.see(at, channel.at, position) : 0.0f;
-  }
-
-  static WS_INLINE void data(const W& window, int64 block, Element* __restrict__ to, Tile& tile) {
-    const int64 first = block % kParts * kPositions;
-    block /= kParts;
-    const int box = block % P::kChannelBoxes, group = block / P::kChannelBoxes % kShape.groups;
-    const int image = static_cast<int>(block / P::kChannelBoxes / kShape.groups);
-    Offset at[W::kCount] = {};
-    place_at<typename W::Images, 0>(image, at);
-    place_at<typename W::Groups, W::kGroup>(group, at);
-#pragma unroll
-    for (int i = 0; i < kDepth * kPositions / kLayOutThreads; ++i) {
-      const int number = i * kLayOutThreads + threadIdx.x;
-      const int channel = W::kAlongChannels ? number % kDepth : number / kPositions;
-      const int position = W::kAlongChannels ? number / kDepth : number % kPositions;
-      tile[channel][position] = narrow<Element>(see(window, at, Channel(box * kDepth + channel), first + position));
-    }
-    __syncthreads();
-    constexpr int kPieces = kDepth / kStored;
-#pragma unroll
-    for (int i = 0; i < kPieces * kPositions / kLayOutThreads; ++i) {
-      const int number = i * kLayOutThreads + threadIdx.x, piece = number % kPieces, position = number / kPieces;
-      if (first + position >= kAll) continue;
-      Pack<Element, kStored> pack;
-#pragma unroll
-      for (int e = 0; e < kStored; ++e) pack[e] = tile[piece * kStored + e][position];
-      const int64 place = (image * kAll + first + position) * kShape.groups + group;
-      store(to + place * kShape.channels + box * kDepth + piece * kStored, pack);
-    }
-  }
-
-  static WS_INLINE void weights(const W& window, int64 block, Element* __restrict__ to) {
-    const int64 number = block * kLayOutThreads + threadIdx.x;
-    if (number >= kWeights) return;
-    const int depth = number % P::kWeightDepth, row = number / P::kWeightDepth;
-    const int unit = depth / (P::kBoxSteps * P::kStageDepth), inside = depth % (P::kBoxSteps * P::kStageDepth) / P::kRowDepth;
-    const Channel channel(unit % P::kChannelBoxes * P::kRowDepth + depth % P::kRowDepth);
-    typename P::WindowElement element;
-    element.template find<false>(unit / P::kChannelBoxes);
-    element.template find<true>(inside);
-    Offset elements[3];
-    bool is_one = channel.is_one && inside < P::kElements;
-#pragma unroll
-    for (int d = 0; d < 3; ++d) {
-      elements[d] = P::dimension(d).element(element.at[d], channel.residue[d]);
-      is_one = is_one && elements[d] >= 0;
-    }
-    float value = 0.0f;
-    if (is_one) {
-      Offset at[W::kCount] = {};
-      place_at<typename W::Groups, W::kGroup>(row / kMade, at);
-      place_at<typename W::Made, W::kMade>(row % kMade, at);
-      value = window.weight(at, channel.at, elements);
-    }
-    to[number] = narrow<Element>(value);
+    for (int e = 0; e < P::kPack; ++e)
+      if (n + e < P::kN) sums[place(layer, m, n + e)] = pack[e];
   }
 };
 
-template <class P, class W>
-WS_INLINE void lay_out(const W& window, typename P::Element* __restrict__ seen, typename P::Element* __restrict__ weights,
-                       typename LayOut<P, W>::Tile& tile) {
-  using Made = LayOut<P, W>;
-  const int64 block = blockIdx.x;
-  if (block < Made::kBlocks) Made::data(window, block, seen, tile);
-  else Made::weights(window, block - Made::kBlocks, weights);
+// `finish` gets what all slices come to.
+template <class P, class Finish> WS_INLINE void add_window_slices(const float* __restrict__ sums, const Finish& finish) {
+  using End = WindowSliceEnd<P>;
+  constexpr int kPacks = (P::kN + P::kPack - 1) / P::kPack, kInner = End::kAlongChannels ? kPacks : P::kM;
+  constexpr int64 kLayer = static_cast<int64>(P::kM) * P::kN, kCount = static_cast<int64>(P::kM) * kPacks;
+  for (int64 i = blockIdx.x * static_cast<int64>(kAddThreads) + threadIdx.x; i < P::kBatch * kCount; i += gridDim.x * kAddThreads) {
+    const int batch = i / kCount, outer = i % kCount / kInner, inner = i % kInner;
+    const int m = End::kAlongChannels ? outer : inner, n = (End::kAlongChannels ? inner : outer) * P::kPack;
+    const float* from = sums + batch * (P::kSlices * kLayer);
+    Pack<float, P::kPack> total;
+#pragma unroll
+    for (int e = 0; e < P::kPack; ++e) {
+      total[e] = 0.0f;
+#pragma unroll
+      for (int slice = 0; slice < P::kSlices; ++slice)
+        total[e] += n + e < P::kN ? from[slice * kLayer + End::place(0, m, n + e)] : 0.0f;
+    }
+    finish(batch, m, n, total);
+  }
 }
 
 }  // namespace ws

@@ -20,6 +20,12 @@ template <Direction kDirection, int kBlockDepth = 64> WS_INLINE uint64 operand_a
   return kSwizzle128 | (kEight << 32) | (kNextBlock << 16) | ((shared_address(rows) & 0x3ffff) >> 4);
 }
 
+// An operand of rows of `kBytes` each, swizzled as wide, in eights that are `kPitch` rows apart; the first may begin at any row.
+template <int kBytes, int kPitch> WS_INLINE uint64 rows_at(const void* rows) {
+  constexpr uint64 kSwizzle = kBytes == 128 ? 1 : kBytes == 64 ? 2 : 3, kEight = kPitch * kBytes / 16;
+  return (kSwizzle << 62) | (kEight << 32) | (1ULL << 16) | ((shared_address(rows) & 0x3ffff) >> 4);
+}
+
 // The same rows, `depth` elements further along.
 template <Direction kDirection, class T = half> WS_INLINE uint64 further(uint64 operand, int depth) {
   return operand + depth * (kDirection == kAcross ? 128 : static_cast<int>(sizeof(T))) / 16;

@@ -34,7 +34,8 @@ from agent_synthesis.nests.symbolic import (
 class _Phases:
     """A dimension of a transposed convolution: datum `i` meets element `w` at `i · stride + w · dilation − padding`.
 
-    Output `o` has the phase `(o + padding) mod stride`; it meets the elements phase + n · stride, the greatest first.
+    So output `o` meets the elements of which `w · dilation` and `o + padding` are alike modulo the stride, if there are
+    any: the first, and each `every`-th from there on, the greatest first.
     """
 
     data: int
@@ -47,19 +48,39 @@ class _Phases:
     """Of axes."""
 
     @property
+    def common(self) -> int:
+        """What divides stride and dilation: an output between its multiples meets no element."""
+        return math.gcd(self.stride, self.dilation)
+
+    @property
+    def every(self) -> int:
+        """Elements from one that an output meets to the next."""
+        return self.stride // self.common
+
+    @property
     def size(self) -> int:
         """Elements that an output meets at most."""
-        return -(-self.weights // self.stride)
+        return -(-self.weights // self.every)
+
+    def _met(self, output: Index) -> tuple[Index, Index]:
+        """(the datum that the first element meets, that element)."""
+        step, place = self.dilation // self.common, output.shifted(self.padding).divided(self.common, self.extents)
+        inverse = pow(step, -1, self.every) if self.every > 1 else 0
+        first = place.scaled(inverse).modulo(self.every, self.extents)
+        datum = place if step == 1 else place + first.scaled(-step)
+        return datum.divided(self.every, self.extents), first
 
     def at(self, output: Index, element: Index) -> Index:
         """The position that is met."""
-        met = output.shifted(self.padding).divided(self.stride, self.extents)
-        return met + element.shifted(1 - self.size).scaled(self.dilation)
+        return self._met(output)[0] + element.shifted(1 - self.size).scaled(self.dilation // self.common)
 
     def weight_at(self, output: Index, element: Index) -> Index:
-        """The element of the weight that is met; for some phases the first lies behind its end."""
-        phase = output.shifted(self.padding).modulo(self.stride, self.extents)
-        return phase + element.shifted(1 - self.size).scaled(-self.stride)
+        """The element of the weight that is met; for some outputs the first lies behind its end."""
+        return self._met(output)[1] + element.shifted(1 - self.size).scaled(-self.every)
+
+    def between(self, output: Index) -> Bound:
+        """Inside where the output meets any element."""
+        return Bound(output.shifted(self.padding).modulo(self.common, self.extents), 1)
 
 
 @handles("convolution")
@@ -90,6 +111,7 @@ def _convolution(
         found = [Bound(window.at(o, k), window.data) for window, o, k in met]
         behind = (Bound(window.weight_at(o, k), window.weights) for window, o, k in met)
         found += [bound for bound in behind if bound.index.bounds(tracer.extents)[1] >= bound.extent]
+        found += [window.between(o) for window, o, _ in met if isinstance(window, _Phases)]
         return tuple(bound for bound in found if bound.index != Index())
 
     extents = (channels, *(window.size for window in windows))
@@ -108,8 +130,6 @@ def _convolution(
 
 
 def _phases(tracer: Tracer, data: int, _: int, size: int, stride: int, dilation: int, padding: int) -> _Phases:
-    if dilation > 1 and stride > 1:
-        raise Refused("a transposed convolution with a stride and a dilation is not lowered")
     return _Phases(data, size, stride, dilation, padding, tracer.extents)
 
 

@@ -95,6 +95,35 @@ def simplified(nest: Nest) -> Nest:
     return nest
 
 
+def narrowed(nest: Nest) -> Nest:
+    """The nest with quotients and remainders of no more axes than they depend on."""
+    extents = nest.extents
+    return reindexed(nest, lambda index: narrow(index, extents), nest.parallel, nest.reduced)
+
+
+def narrow(index: Index, extents: Mapping[str, int]) -> Index:
+    """The same index with quotients and remainders of fewer axes, where those that are left out never reach the next
+    multiple: what of `100 i + j` over 300 matters is `i` over 3, for j below 100."""
+    result = Index(index.offset)
+    for atom, coefficient in index.terms:
+        part = Index.axis(atom) if isinstance(atom, str) else _narrowed(atom, extents)
+        result = result + part.scaled(coefficient)
+    return result
+
+
+def _narrowed(atom: Quotient | Remainder, extents: Mapping[str, int]) -> Index:
+    value, divisor = narrow(atom.value, extents), atom.divisor
+    for factor in sorted({math.gcd(c, divisor) for _, c in value.terms} - {1}, reverse=True):
+        rest = Index(value.offset % factor, tuple(term for term in value.terms if term[1] % factor))
+        low, high = rest.bounds(extents)
+        if rest.terms and low >= 0 and high < factor:
+            whole = (value + rest.scaled(-1)).divided(factor, extents)
+            if isinstance(atom, Quotient):
+                return whole.divided(divisor // factor, extents)
+            return whole.modulo(divisor // factor, extents).scaled(factor) + rest
+    return value.divided(divisor, extents) if isinstance(atom, Quotient) else value.modulo(divisor, extents)
+
+
 def all_parallel(nest: Nest, axes: Sequence[Axis] = ()) -> Nest:
     """A nest without reductions with all its axes parallel, one at least; `axes`: in that order."""
     return reindexed(nest, lambda index: index, axes or nest.parallel + nest.reduced or (Axis("one", 1),), ())

@@ -167,7 +167,8 @@ def test_beside_convolutions_one_kernel_is_a_whole_plan() -> None:
 
 
 def test_a_choice_that_says_the_same_as_another_is_not_offered() -> None:
-    apart = nn.Sequential(nn.Conv2d(24, 32, 3, stride=2), nn.ReLU(), nn.Conv2d(32, 24, 3, stride=2)), (2, 24, 16, 16)
+    many_phases = (nn.ConvTranspose2d(24, 32, 3, stride=9), nn.ReLU(), nn.ConvTranspose2d(32, 24, 3, stride=9))
+    apart = nn.Sequential(*many_phases), (2, 24, 4, 4)
     dense = nn.Sequential(nn.Conv2d(24, 32, 3), nn.ReLU(), nn.Conv2d(32, 24, 3)), (2, 24, 8, 8)
     few = nn.Sequential(nn.Conv2d(4, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 3)), (2, 4, 8, 8)
     both = ["beside_products", ""]

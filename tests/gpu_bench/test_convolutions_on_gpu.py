@@ -44,6 +44,11 @@ def beside(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.T
     return F.conv2d(x.contiguous(memory_format=torch.channels_last), weight, bias, padding=1)
 
 
+def lying(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    """Of channels that lie last."""
+    return F.conv2d(x.permute(0, 3, 1, 2), weight, bias, padding=weight.shape[-1] // 2)
+
+
 DENSE: list[tuple[Convolve, Shapes]] = [
     (convolved("conv2d", padding=1), ((3, 64, 30, 28), (96, 64, 3, 3), (96,))),
     (convolved("conv2d", padding=1), ((2, 48, 17, 19), (200, 48, 3, 3), (200,))),
@@ -59,6 +64,15 @@ DENSE: list[tuple[Convolve, Shapes]] = [
     (convolved("conv2d"), ((70, 32, 7, 7), (64, 32, 3, 3))),
     (convolved("conv2d", stride=4, padding=2), ((3, 3, 63, 70), (96, 3, 8, 12), (96,))),
     (convolved("conv2d", stride=2, padding=1), ((3, 40, 33, 37), (72, 40, 4, 2))),
+    (convolved("conv2d", stride=2, padding=1), ((3, 72, 33, 37), (72, 72, 3, 3), (72,))),
+    (convolved("conv2d", stride=4, padding=2), ((3, 3, 63, 70), (96, 3, 11, 11), (96,))),
+    (convolved("conv1d", stride=3, dilation=4), ((3, 64, 999), (128, 64, 3))),
+    (convolved("conv2d", padding=1), ((8, 512, 7, 7), (512, 512, 3, 3), (512,))),
+    (convolved("conv_transpose2d", stride=2, padding=1, output_padding=1), ((3, 64, 14, 15), (64, 32, 3, 3), (32,))),
+    (convolved("conv_transpose3d", stride=2, padding=(1, 2, 1), groups=2), ((1, 64, 6, 7, 8), (64, 24, 3, 5, 4))),
+    (convolved("conv_transpose2d", stride=(2, 3), dilation=(2, 1)), ((3, 64, 14, 15), (64, 32, 3, 5), (32,))),
+    (lying, ((2, 30, 32, 64), (64, 64, 3, 3), (64,))),
+    (lying, ((2, 30, 32, 72), (64, 72, 1, 1), (64,))),
     (beside, ((2, 64, 30, 32), (64, 64, 3, 3), (64,))),
     (tailed, ((2, 64, 32, 30), (64, 64, 3, 3), (64,), (2, 64, 32, 30))),
 ]

@@ -18,7 +18,9 @@ from warpsmith.v1 import candidate_pb2, tensor_pb2
 
 _HEADERS = {path.name: path.read_text() for path in (Path(__file__).parent / "tensor_cores").glob("*.cuh")}
 _PARAMETER = re.compile(r"const __grid_constant__ ws::TensorMap (\w+)")
-_BYTES = {tensor_pb2.DTYPE_FLOAT16: 2, tensor_pb2.DTYPE_BFLOAT16: 2, tensor_pb2.DTYPE_UINT8: 1}
+_BYTES = {
+    tensor_pb2.DTYPE_FLOAT32: 4, tensor_pb2.DTYPE_FLOAT16: 2, tensor_pb2.DTYPE_BFLOAT16: 2, tensor_pb2.DTYPE_UINT8: 1,
+}  # fmt: skip
 
 
 def program_with_tensor_cores(nest: Nest, emission: Emission) -> candidate_pb2.Program:
@@ -43,10 +45,11 @@ def program_with_tensor_cores(nest: Nest, emission: Emission) -> candidate_pb2.P
 
 def _type_of(name: str, map_: candidate_pb2.TensorMap) -> str:
     size = _BYTES[map_.dtype]
-    extents, strides = (", ".join(map(str, each)) for each in (map_.extents, (size, *map_.byte_strides)))
-    box = ", ".join(map(str, map_.box[:2]))
+    extents, strides, box = (", ".join(map(str, each)) for each in (map_.extents, (size, *map_.byte_strides), map_.box))
+    rounds = str(map_.rounds_to_tf32).lower()
     return (
         f"struct {name} {{\n  const char* base;\n"
         f"  operator ws::TensorMap() const {{\n"
-        f"    return {{base, {{{extents}}}, {{{strides}}}, {{{box}}}, {size}}};\n  }}\n}};\n"
+        f"    return {{base, {len(map_.box)}, {{{extents}}}, {{{strides}}}, {{{box}}}, {size}, {map_.swizzle_bytes}, "
+        f"{rounds}}};\n  }}\n}};\n"
     )

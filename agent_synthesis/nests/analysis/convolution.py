@@ -52,6 +52,8 @@ class Convolution:
     """What lies at a position, in a channel."""
     weight: Expression
     """Of an element, in a channel; may know axes of outputs that no window slides over."""
+    window: Windowed
+    """What the nest has in the place of `reduction`."""
 
     @property
     def down(self) -> Slide | None:
@@ -106,7 +108,7 @@ def is_one_left(nest: Nest, taken: Callable[[Nest], bool]) -> bool:
 @remembered
 def convolution(nest: Nest) -> Convolution | None:
     """The nest as one convolution; None where it has another form, or indices that no slides describe."""
-    simple = iteration_space.simplified(nest)
+    simple = iteration_space.narrowed(iteration_space.simplified(nest))
     if len(simple.reductions) != 1 or not simple.windows or not simple.parallel:
         return None
     (window,) = simple.windows
@@ -126,7 +128,7 @@ def convolution(nest: Nest) -> Convolution | None:
     added = tuple(Axis(slide.position, slide.data) for slide in found)
     nest = replace(simple, parallel=simple.parallel + added, reductions=(reduction,))
     channels = tuple(axis for axis in simple.reduced if axis.name not in moving and axis.extent > 1)
-    return Convolution(nest, outer, row, channels, reduction, placed, weight)
+    return Convolution(nest, outer, row, channels, reduction, placed, weight, window)
 
 
 def factors(window: Windowed) -> tuple[Expression, Expression]:

@@ -1,6 +1,6 @@
-// What `ws_wgmma.cuh` does, on a CPU, for operands of 16 and 8 bits: each thread works out its own accumulators, at once. A step of
-// 32 bytes of depth is exact, and its sum with what was there is rounded towards zero, as tensor cores do: of 8 bits to 14 bits of
-// the largest that is added (DeepSeek-AI 2024, DeepSeek-V3 Technical Report, section 3.3.2).
+// What `ws_wgmma.cuh` does, on a CPU: each thread works out its own accumulators, at once. A step of 32 bytes of depth is exact,
+// and its sum with what was there is rounded towards zero, as tensor cores do: of 8 bits to 14 bits of the largest that is added
+// (DeepSeek-AI 2024, DeepSeek-V3 Technical Report, section 3.3.2).
 #pragma once
 #include "ws_barrier.cuh"
 #include "ws_product_shape.cuh"
@@ -8,10 +8,15 @@
 
 namespace ws {
 
-// An address over 16, and in the upper bits that over 16 from one block of 64 rows across to the next.
-template <Direction kDirection, int kBlockDepth = 64> WS_INLINE uint64 operand_at(const void* rows) {
-  return reinterpret_cast<uint64>(rows) >> 4 | (kDirection == kAcross ? kBlockDepth * 8ull : 0ull) << 48;
+// An address over 16; from bit 44 on bytes over 16 from one eight of rows to the next, or from one block of 64 rows across;
+// from bit 60 on the swizzle's width over 32.
+WS_INLINE uint64 operand_of(const void* rows, uint64 step, uint64 width) {
+  return reinterpret_cast<uint64>(rows) >> 4 | (step / 16) << 44 | (width / 32) << 60;
 }
+template <Direction kDirection, int kBlockDepth = 64> WS_INLINE uint64 operand_at(const void* rows) {
+  return operand_of(rows, kDirection == kAcross ? kBlockDepth * 128 : 1024, 128);
+}
+template <int kBytes, int kPitch> WS_INLINE uint64 rows_at(const void* rows) { return operand_of(rows, kPitch * kBytes, kBytes); }
 template <Direction kDirection, class T = half> WS_INLINE uint64 further(uint64 operand, int depth) {
   return operand + depth * (kDirection == kAcross ? 128 : static_cast<int>(sizeof(T))) / 16;
 }
@@ -28,14 +33,20 @@ template <> constexpr bool kIsTf32<tf32> = true;
 template <class T> constexpr int kDeep = 32 / sizeof(T);  // of a product
 template <class T> constexpr bool kIsOf8Bits = sizeof(T) == 1;
 
+// What tensor cores see of an element: of a float what TF32 has.
+template <class T> WS_INLINE double element_at(const char* place) { return widen(*reinterpret_cast<const T*>(place)); }
+template <> WS_INLINE double element_at<tf32>(const char* place) {
+  return __uint_as_float(*reinterpret_cast<const unsigned*>(place) & 0xffffe000u);
+}
+
 // The elements of a row that a product takes.
 template <class T, Direction kDirection> WS_INLINE void read_row(double (&to)[kDeep<T>], uint64 operand, int row) {
   static_assert(!kIsOf8Bits<T> || kDirection == kAlong, "only 16 bits may lie across the depth");
-  const uint64 begin = (operand & 0xffffffffffffull) << 4, next = operand >> 48 << 4;
+  const uint64 begin = (operand & 0xfffffffffffull) << 4, step = (operand >> 44 & 0xffff) << 4, width = operand >> 60 << 5;
   for (int k = 0; k < kDeep<T>; ++k) {
-    const uint64 at = kDirection == kAlong ? begin + row / 8 * 1024 + row % 8 * 128 + k * sizeof(T)
-                                           : begin + row / 64 * next + k / 8 * 1024 + k % 8 * 128 + row % 64 * 2;
-    to[k] = widen(*reinterpret_cast<const T*>(swizzled(at)));
+    const uint64 at = kDirection == kAlong ? begin + row / 8 * step + row % 8 * width + k * sizeof(T)
+                                           : begin + row / 64 * step + k / 8 * 1024 + k % 8 * 128 + row % 64 * 2;
+    to[k] = element_at<T>(swizzled(at, static_cast<int>(width)));
   }
 }
 
@@ -72,17 +83,16 @@ WS_INLINE void multiply_rows(float (&sums)[kCount], const double (&rows)[2][kDee
 
 template <class T, Direction kLeft, Direction kRight, int kCount>
 WS_INLINE void multiply_add(float (&sums)[kCount], uint64 a, uint64 b, int keep) {
-  if constexpr (!kIsTf32<T>) {
-    const int row = threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
-    double rows[2][kDeep<T>];
-    for (int lower = 0; lower < 2; ++lower) read_row<T, kLeft>(rows[lower], a, row + 8 * lower);
-    multiply_rows<T, kRight>(sums, rows, b, keep);
-  }
+  const int row = threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
+  double rows[2][kDeep<T>];
+  for (int lower = 0; lower < 2; ++lower) read_row<T, kLeft>(rows[lower], a, row + 8 * lower);
+  multiply_rows<T, kRight>(sums, rows, b, keep);
 }
 
 template <class T, Direction kRight, int kCount>
 WS_INLINE void multiply_add_held(float (&sums)[kCount], const unsigned* a, uint64 b, int keep) {
-  double rows[2][16];
+  static_assert(!kIsTf32<T>, "TF32 is held by no product");
+  double rows[2][kDeep<T>];
   for (int quarter = 0; quarter < 4; ++quarter) {
     for (int i = 0; i < 4; ++i) {
       const unsigned pair = __shfl_sync(0xffffffffu, a[i], threadIdx.x % 32 / 4 * 4 + quarter);

@@ -43,6 +43,9 @@ _TAKEN = {"marks", "slices", "partials", "mask", "statistics"} | {
 class ProductText:
     """One product's pieces of text."""
 
+    slice_end, add_slices = "SliceEnd", "add_slices"
+    """What of `ws` stores the sums of a slice of the depth, and what adds them up."""
+
     def __init__(
         self,
         hardware: Hardware,
@@ -228,7 +231,7 @@ class ProductText:
         name, arguments = f"__launch_bounds__(ws::kAddThreads) {self.entry}_add", ["const float* __restrict__ slices"]
         text = [
             *self.signature(name, arguments, whole=True),
-            f"  ws::add_slices<{self.entry}_shape>(slices, {self.end_value(whole=True)});",
+            f"  ws::{self.add_slices}<{self.entry}_shape>(slices, {self.end_value(whole=True)});",
             "}",
         ]
         vectors = self._batch * self._m * -(-self._n // max(2, self._width))
@@ -255,7 +258,7 @@ class ProductText:
     def end_value(self, *, whole: bool = False) -> str:
         """What a kernel makes of sums: the nest's stores, or (unless `whole`) a slice's."""
         if not whole and self._tiling.split_k > 1:
-            return f"ws::SliceEnd<{self.entry}_shape>{{slices}}"
+            return f"ws::{self.slice_end}<{self.entry}_shape>{{slices}}"
         return f"{self.entry}_end{{{', '.join(self._passed(buffer.name) for buffer in self._end.buffers)}}}"
 
     # -- records

@@ -7,6 +7,7 @@ TF32, as PyTorch does while `torch.backends.cudnn.allow_tf32` is on; texts are i
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,17 +21,25 @@ from agent_synthesis.emit.cuda.products.product_tiling import TILE_ROWS, Tiling
 from agent_synthesis.emit.cuda.schedule import CudaSchedule
 from agent_synthesis.nests import iteration_space
 from agent_synthesis.nests.analysis.products.convolution_product import ConvolutionProduct, convolution_product, points
-from agent_synthesis.nests.ir import Nest, Type
+from agent_synthesis.nests.ir import Nest, Type, remembered
 from agent_synthesis.schedule import Emission, Footprint
 from agent_synthesis.settings import Settings, setting
 from warpsmith.errors import IllegalMove
 
 ENGINE_OF = {Type.F32: EngineName.TF32, Type.F16: EngineName.FP16, Type.BF16: EngineName.BF16}
 COLUMNS = (64, 128, 192, 256)
+SLICES = (1, 2, 3, 4, 6, 8)
+BOXES, STAGES = (2, 3, 4, 6), (2, 3, 4, 5, 6, 8)
+ADDED_BYTES_A_CYCLE = 2000
+"""Of slices' sums, written and read, by all SMs: a guess from what a copy reaches."""
+LAUNCH_CYCLES = 4000
+"""Of one kernel more: a guess, two microseconds."""
 RATES = {64: 0.8, 128: 0.95, 192: 1.0, 256: 1.0}
 """Columns of a tile → share of an SM's rate."""
 REGISTERS = {2: 224, 4: 120}
 """Multiplying warpgroups → registers of a thread, of a block alone on an SM."""
+MOST_PARTS = 64
+"""Of a window: the kernel has products for each."""
 MOST_POSITIONS = 2**31 - 1
 """Of outputs, and of data of an image."""
 
@@ -41,16 +50,18 @@ class ConvolutionProductSettings(Settings):
 
     resident: int = setting(1, "blocks of an SM: the end of one's tile is made while another multiplies", (1, 2))
     columns: int = setting(128, "channels of a tile, whose 128 rows are positions", COLUMNS)
-    stages: int = setting(4, "steps of weights in shared memory, 128 bytes of depth each", (2, 3, 4, 5, 6, 8))
-    boxes: int = setting(2, "boxes of what is seen in shared memory", (2, 3, 4, 6))
+    stages: int = setting(4, "steps of weights in shared memory, 128 bytes of depth each", STAGES)
+    boxes: int = setting(2, "boxes of what is seen in shared memory", BOXES)
     cluster: int = setting(1, "blocks that share the copies of weights", (1, 2))
     raster: int = setting(8, "rows of tiles that are walked together", (4, 8, 16))
     warpgroups: int = setting(2, "warpgroups that multiply", (2, 4))
+    split_k: int = setting(1, "slices of the depth, which a kernel of their own adds up", SLICES)
 
     @property
     def tiling(self) -> Tiling:
         """What they say of tiles."""
-        return Tiling(self.columns, self.stages, self.cluster, self.raster, 1, 1, self.warpgroups, self.resident)
+        slices = self.split_k
+        return Tiling(self.columns, self.stages, self.cluster, self.raster, 1, slices, self.warpgroups, self.resident)
 
 
 class CudaConvolutionProduct(CudaSchedule):
@@ -61,35 +72,45 @@ class CudaConvolutionProduct(CudaSchedule):
     needs = NEEDS
 
     def accepts(self, nest: Nest) -> bool:
-        """A convolution of floats that makes several channels and stores at every position, whose windows are whole
-        multiples of a stride."""
+        """A convolution of floats that makes several channels and stores at every position."""
         found = convolution_product(nest)
         if found is None or found.type not in ENGINE_OF or not iteration_space.is_safe_in_place(nest):
             return False
-        boxes = _boxes(found)
-        if not all(each.is_full for each in boxes.dimensions):
+        boxes = _boxes(nest)
+        if len(boxes.parts) > MOST_PARTS:
             return False
         return max(boxes.row_tiles * TILE_ROWS, math.prod(boxes.layout[1:4])) <= MOST_POSITIONS
 
     def defaults(self, nest: Nest) -> ConvolutionProductSettings:
-        """Columns by which waves of tiles are thought to end first, and as much of an SM's memory as there is."""
-        box_counts = (2,) if _boxes(_found(nest)).box.steps > 2 else (4, 3, 2)
+        """Columns and slices by which waves of tiles are thought to end first; two blocks on an SM where there are
+        tiles for more than one, and as much of its memory as there is."""
+        boxes = _boxes(nest)
+        steps = max(map(boxes.box.steps, boxes.parts))
+        held = [each for each in BOXES if each == BOXES[0] or steps <= 2]
+        deep = sorted(itertools.product(held, STAGES), key=lambda each: (-min(each[0] * steps, each[1]), -sum(each)))
+        cut = itertools.product(COLUMNS, SLICES)
         guesses = (
-            ConvolutionProductSettings(resident=resident, columns=columns, stages=stages, boxes=boxes)
-            for columns in sorted(COLUMNS, key=lambda each: self._cycles(nest, each))
-            for resident in (2, 1)
-            for boxes in box_counts
-            for stages in (6, 5, 4, 3, 2)
+            ConvolutionProductSettings(resident=resident, columns=columns, stages=stages, boxes=boxes, split_k=slices)
+            for columns, slices in sorted(cut, key=lambda each: self._cycles(nest, *each))
+            for resident in ((2, 1) if self._tiles(nest, columns) * slices > self.hardware.sm_count else (1,))
+            for boxes, stages in deep
         )
         return geometry.first_legal(
             guesses, lambda settings: self._require(nest, settings), ConvolutionProductSettings()
         )
 
-    def _cycles(self, nest: Nest, columns: int) -> float:
-        """Of tiles of so many columns, by whole waves of them; narrow tiles copy more for each product."""
+    def _tiles(self, nest: Nest, columns: int) -> int:
         found = _found(nest)
-        tiles = points(found.groups) * _boxes(found).row_tiles * -(-points(found.made) // columns)
-        return -(-tiles // self.hardware.sm_count) * columns / RATES[columns]
+        return points(found.groups) * _boxes(nest).row_tiles * -(-points(found.made) // columns)
+
+    def _cycles(self, nest: Nest, columns: int, slices: int) -> float:
+        """Of tiles of so many columns, by whole waves of them; narrow tiles copy more for each product."""
+        boxes = _boxes(nest)
+        steps = sum(map(boxes.box.depth_steps, boxes.parts)) / boxes.phases
+        waves = -(-self._tiles(nest, columns) * slices // self.hardware.sm_count)
+        sums = math.prod(axis.extent for axis in nest.parallel) * 4
+        added = LAUNCH_CYCLES + 2 * slices * sums / ADDED_BYTES_A_CYCLE if slices > 1 else 0.0
+        return waves * 4.0 * steps / slices * columns / RATES[columns] + added
 
     def alternatives(self, nest: Nest, current: ConvolutionProductSettings) -> Sequence[ConvolutionProductSettings]:
         """One change away."""
@@ -98,31 +119,34 @@ class CudaConvolutionProduct(CudaSchedule):
     def footprint(self, nest: Nest, settings: ConvolutionProductSettings) -> Footprint:
         """What is laid out is written and read once more."""
         found = _found(nest)
-        boxes = _boxes(found)
-        groups, made = points(found.groups), points(found.made)
-        laid = boxes.engine.element_bytes * (math.prod(boxes.layout) + groups * made * boxes.depth)
-        tiles = groups * boxes.row_tiles * -(-made // settings.columns)
-        flops = 2 * groups * boxes.row_tiles * TILE_ROWS * made * boxes.depth
+        boxes = _boxes(nest)
+        tiles = self._tiles(nest, settings.columns)
+        sums = points(found.groups) * boxes.row_tiles * TILE_ROWS * points(found.made)
+        added = 4 * settings.split_k * sums if settings.split_k > 1 else 0
         return Footprint(
-            extra_bytes=2 * laid, parallel_count=tiles, launch_count=2, tensor_flop_count=boxes.engine.cost * flops
-        )
+            extra_bytes=2 * (boxes.laid_bytes + added), parallel_count=tiles * settings.split_k,
+            launch_count=1 + (boxes.lay_out_blocks > 0) + (settings.split_k > 1),
+            tensor_flop_count=boxes.engine.cost * boxes.flop_count,
+        )  # fmt: skip
 
     def emit(self, nest: Nest, settings: ConvolutionProductSettings) -> Emission:
         """The kernel that lays out, and the product's."""
         self._require(nest, settings)
         simple = iteration_space.simplified(nest)
         entry = function_text.entry_name(simple)
-        made = ConvolutionProductText(
-            self.hardware, simple, _boxes(_found(nest)), settings.tiling, settings.boxes, entry
-        )
+        made = ConvolutionProductText(self.hardware, simple, _boxes(nest), settings.tiling, settings.boxes, entry)
         kernels, headers = made.kernels()
         return made.emission(function_text.header(simple, self.name, settings), kernels, headers)
 
     def _require(self, nest: Nest, settings: ConvolutionProductSettings) -> None:
+        if settings.cluster > 1 and _boxes(nest).phases > 1:
+            raise IllegalMove(f"{nest.name}: tiles one above the other are of different phases, and share no weights")
+        if settings.split_k > _boxes(nest).most_slices:
+            raise IllegalMove(f"{nest.name}: {settings.split_k} slices of a depth of fewer boxes")
         registers = settings.columns // settings.warpgroups + geometry.KERNEL_OVERHEAD_REGISTERS
         if registers > (limit := REGISTERS[settings.warpgroups] // settings.resident):
             raise IllegalMove(f"{nest.name}: about {registers} registers a thread, of {limit}")
-        needed = shared_bytes(_boxes(_found(nest)).box, settings.tiling, settings.boxes)
+        needed = shared_bytes(_boxes(nest).box, settings.tiling, settings.boxes)
         most = self.hardware.shared_bytes // settings.resident - 1024 * (settings.resident > 1)
         if needed > most:
             raise IllegalMove(f"{nest.name}: {needed} bytes of shared memory, of {most} a block may have")
@@ -132,7 +156,9 @@ class CudaConvolutionProduct(CudaSchedule):
             )
 
 
-def _boxes(found: ConvolutionProduct) -> Boxes:
+@remembered
+def _boxes(nest: Nest) -> Boxes:
+    found = _found(nest)
     return Boxes(found, ENGINES[ENGINE_OF[found.type]])
 
 

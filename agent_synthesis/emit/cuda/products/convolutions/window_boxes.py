@@ -1,7 +1,8 @@
 """How a convolution's operands are laid out for tensor cores, and what the tiles of its product copy.
 
 The one idea: a stride is a matter of channels. With the positions between two outputs as channels, every window slides
-by one, so that neighbouring outputs see a box of neighbours, once for all elements of their windows. Texts are in
+by one, so that neighbouring outputs see a box of neighbours, once for all elements of their windows. Elements that have
+fewer neighbours are a part of their own: so nothing is multiplied that lies beside a window. Texts are in
 `convolution_product_text`, the kernels in `ws_product_windows.cuh`.
 """
 
@@ -10,12 +11,20 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from agent_synthesis.emit.cuda import geometry
+from agent_synthesis.emit.cuda.products.convolutions.as_it_lies import (
+    Lying,
+    rows_as_they_lie,
+    seen_as_it_lies,
+    weight_as_it_lies,
+)
 from agent_synthesis.emit.cuda.products.product_engine import Engine
 from agent_synthesis.emit.cuda.products.product_tiling import TILE_ROWS, Tiling
 from agent_synthesis.nests.analysis.products.convolution_product import ConvolutionProduct, points
+from agent_synthesis.nests.analysis.products.phases import Phases
 from agent_synthesis.nests.ir import Axis
 from agent_synthesis.nests.product import LayerAxis, MatrixProduct, Operand
 from agent_synthesis.nests.sliding_window import Slide
@@ -45,59 +54,118 @@ STORED_BYTES_A_CYCLE = 17
 
 
 @dataclass(frozen=True)
+class Run:
+    """Elements of a window along a dimension that neighbours of what is laid out stand for."""
+
+    first: int
+    """Positions from an output's own to the one that its first element sees."""
+    size: int
+    element: int
+    """The first one of the window's own."""
+    residues: int
+    """Further ones that see the same positions, in channels of their own."""
+    shift: int
+    """From `at` times the phases to the output that is made."""
+
+
+@dataclass(frozen=True)
 class Dimension:
-    """A dimension that windows slide over, as it is laid out: by residues of the stride, with zeros around the data."""
+    """A dimension that windows slide over, as it is laid out: by residues of the stride, with zeros around the data.
+
+    Elements that lie at the same residue are a run; those of another one lie in other channels. Residues whose runs are
+    as long and begin at the same position are one part, so that no part has an element without a weight: a weight of
+    zero would make NaN of an infinity beside a window.
+    """
 
     slide: Slide
+    phases: Phases | None
 
     @property
-    def apart(self) -> int:
-        """Positions of the data from one residue to the next."""
-        return 1 if self.slide.stride == 1 or self.slide.size == 1 else math.gcd(self.slide.stride, self.slide.dilation)
-
-    @property
-    def residues(self) -> int:
-        """Residues whose channels are laid out."""
-        if self.slide.dilation == 1 or self.slide.size == 1:
-            return min(self.slide.size, self.slide.stride)
-        return self.slide.stride // self.apart
-
-    @property
-    def size(self) -> int:
-        """Elements of a window."""
-        return self.slide.size if self.slide.stride == 1 else self.slide.reach // self.slide.stride + 1
+    def every(self) -> int:
+        """Elements of a window from one of a run to the next."""
+        return self.slide.stride // math.gcd(self.slide.stride, self.slide.dilation)
 
     @property
     def dilation(self) -> int:
-        """Positions from one element to the next."""
-        return self.slide.dilation if self.slide.stride == 1 else 1
+        """Positions from one element of a run to the next."""
+        return self.slide.dilation * self.every // self.slide.stride
+
+    @functools.cached_property
+    def runs(self) -> tuple[Run, ...]:
+        """Of all residues, or of each phase."""
+        if self.phases is not None:
+            each, dilation = self.phases.each, self.slide.dilation
+            first = min((p.first * dilation + p.shift for p in each if p.size), default=0)
+            return tuple(
+                Run(p.first * dilation + p.shift - first if p.size else 0, p.size, p.first, 1, at)
+                for at, p in enumerate(each)
+            )
+        size, runs = self.slide.size, list[Run]()
+        for element in range(min(self.every, size)):
+            first, count = element * self.slide.dilation // self.slide.stride, -(-(size - element) // self.every)
+            if runs and (runs[-1].first, runs[-1].size) == (first, count):
+                runs[-1] = replace(runs[-1], residues=runs[-1].residues + 1)
+            else:
+                runs.append(Run(first, count, element, 1, 0))
+        return tuple(runs)
 
     @property
-    def is_full(self) -> bool:
-        """Whether every element has a weight in each residue: one of zero makes NaN of an infinity beside a window."""
-        return self.size * self.residues == self.slide.size
+    def padding(self) -> int:
+        """Zeros before the data."""
+        if self.phases is None:
+            return self.slide.padding
+        seen = [each.first * self.slide.dilation + each.shift for each in self.phases.each if each.size]
+        return self.slide.padding - min(seen, default=0)
+
+    @property
+    def longest(self) -> int:
+        """Elements of the longest run."""
+        return max(run.size for run in self.runs)
 
     @property
     def reach(self) -> int:
-        """Positions from a window's first element to its last."""
-        return (self.size - 1) * self.dilation
+        """Positions from its first element to its last."""
+        return max(0, self.longest - 1) * self.dilation
 
     @property
     def outputs(self) -> int:
-        """Number of outputs."""
+        """Number of outputs, of each phase."""
         return self.slide.outputs
 
     @property
     def extent(self) -> int:
         """Positions that all windows see."""
-        return self.outputs + self.reach
+        return self.outputs + max(run.first + max(0, run.size - 1) * self.dilation for run in self.runs)
 
     @property
     def fields(self) -> dict[str, int]:
         """Its numbers by name, as `ws::WindowDimension` has them."""
-        of_slide = {name: getattr(self.slide, name) for name in ("data", "outputs", "stride", "padding")}
-        own = {name: getattr(self, name) for name in ("residues", "apart", "size", "dilation")}
-        return {**of_slide, **own, "elements": self.slide.size, "step": self.slide.dilation}
+        return {
+            "data": self.slide.data, "outputs": self.outputs, "stride": self.slide.stride, "padding": self.padding,
+            "step": self.slide.dilation, "extent": self.extent, "dilation": self.dilation, "every": self.every,
+            "reach": self.reach, "phases": self.phases.axis.extent if self.phases else 1,
+            "results": self.phases.results if self.phases else self.outputs,
+        }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Part:
+    """A run along each dimension, and the boxes of channels that its residues have."""
+
+    runs: tuple[Run, Run, Run]
+    channel_box: int
+    channel_boxes: int
+
+    def elements(self, shared: Sequence[bool], *, in_box: bool = True) -> int:
+        """Of a window along the dimensions that are shared, or along the others."""
+        return math.prod(run.size for run, each in zip(self.runs, shared, strict=True) if each is in_box)
+
+    @property
+    def fields(self) -> str:
+        """Its numbers, as `ws::WindowPart` has them."""
+        names = ("first", "size", "element", "residues", "shift")
+        each = [f".{name} = {{{', '.join(str(getattr(run, name)) for run in self.runs)}}}" for name in names]
+        return f"{{{', '.join(each)}, .channel_box = {self.channel_box}, .channel_boxes = {self.channel_boxes}}}"
 
 
 @dataclass(frozen=True)
@@ -109,6 +177,7 @@ class Box:
     """
 
     dimensions: tuple[Dimension, Dimension, Dimension]
+    parts: tuple[Part, ...]
     images: int
     eights: int
     halves: int
@@ -142,30 +211,37 @@ class Box:
         extents = (*(each.outputs for each in self.dimensions), self.images)
         return math.prod(-(-extent // part) for extent, part in zip(extents, self.tile, strict=True))
 
-    @property
-    def elements(self) -> int:
-        """Elements of a window that a box is for."""
-        return math.prod(each.size for each, shared in zip(self.dimensions, self.shared, strict=True) if shared)
+    def steps(self, part: Part) -> int:
+        """Steps that a box of a part is for."""
+        return -(-part.elements(self.shared) // (STEP_BYTES // self.row_bytes))
 
-    @property
-    def steps(self) -> int:
-        """Steps that a box is for."""
-        return -(-self.elements // (STEP_BYTES // self.row_bytes))
+    def units(self, part: Part) -> int:
+        """Boxes of a part in a tile."""
+        return part.elements(self.shared, in_box=False) * part.channel_boxes if self.steps(part) else 0
 
-    @property
-    def units(self) -> int:
-        """Boxes of a tile, for each box of channels."""
-        return math.prod(each.size for each in self.dimensions) // self.elements
+    def depth_steps(self, part: Part) -> int:
+        """Steps of a part in a tile."""
+        return self.units(part) * self.steps(part)
 
-    def cycles(self, columns: int, boxes: int, size: int) -> float:
-        """Of an SM, for all tiles of so many columns and boxes of channels: what is multiplied or copied, then the
-        stores of elements of `size` bytes, a row of which begins and ends inside of a sector unless it fits."""
-        multiplied = 4.0 * columns * min(self.elements * self.row_bytes, STEP_BYTES) / STEP_BYTES
-        step = max(multiplied, (self.rows / self.steps + columns) * ROW_CYCLES, LEAST_STEP_CYCLES)
+    def cycles(self, columns: int, size: int) -> float:
+        """Of an SM, for all tiles of so many columns: what is multiplied or copied, then the stores of elements of
+        `size` bytes, a row of which begins and ends inside of a sector unless it fits."""
         run, row = (outputs * size for outputs in (self.tile[2], self.dimensions[2].outputs))
-        sectors = 1.0 if run % SECTOR_BYTES == 0 and row % SECTOR_BYTES == 0 else 1.0 + PARTIAL * SECTOR_BYTES / run
+        is_apart = self.dimensions[2].phases is not None
+        whole = run % SECTOR_BYTES == 0 and row % SECTOR_BYTES == 0 and not is_apart
+        sectors = 1.0 if whole else 1.0 + PARTIAL * SECTOR_BYTES / run
         stored = TILE_ROWS * columns * size * sectors / STORED_BYTES_A_CYCLE
-        return self.tiles * (boxes * self.units * self.steps * step + stored)
+        is_phased = any(each.phases is not None for each in self.dimensions)
+        made = sum(self._multiplied(part, columns) for part in self.parts)
+        return self.tiles * (made + stored * (len(self.parts) if is_phased else 1))
+
+    def _multiplied(self, part: Part, columns: int) -> float:
+        """Cycles of a part in a tile."""
+        if not (steps := self.steps(part)):
+            return 0.0
+        multiplied = 4.0 * columns * min(part.elements(self.shared) * self.row_bytes, STEP_BYTES) / STEP_BYTES
+        step = max(multiplied, (self.rows / steps + columns) * ROW_CYCLES, LEAST_STEP_CYCLES)
+        return self.depth_steps(part) * step
 
 
 @dataclass(frozen=True)
@@ -178,17 +254,32 @@ class Boxes:
     @functools.cached_property
     def dimensions(self) -> tuple[Dimension, Dimension, Dimension]:
         """Those of the data."""
-        outer, middle, row = map(Dimension, self.product.slides)
+        outer, middle, row = map(Dimension, self.product.slides, self.product.phases)
         return outer, middle, row
 
     @property
-    def _own_channels(self) -> int:
-        return self.product.channels * math.prod(each.residues for each in self.dimensions)
+    def phases(self) -> int:
+        """Phases of outputs, each of which has one part; 1 where all parts are summed."""
+        return math.prod(each.axis.extent for each in self.product.phases if each)
+
+    @functools.cached_property
+    def parts(self) -> tuple[Part, ...]:
+        """Whose sums are added, or by phase."""
+        return self._parts(self.row_bytes)
+
+    def _parts(self, row_bytes: int) -> tuple[Part, ...]:
+        depth, parts, taken = row_bytes // self.engine.element_bytes, list[Part](), 0
+        for outer, middle, row in itertools.product(*(each.runs for each in self.dimensions)):
+            boxes = -(-self.product.channels * math.prod(run.residues for run in (outer, middle, row)) // depth)
+            parts.append(Part((outer, middle, row), taken, boxes))
+            taken += 0 if self.phases > 1 else boxes
+        return tuple(parts)
 
     @property
     def row_bytes(self) -> int:
-        """Of channels of a position in a box."""
-        own = self._own_channels * self.engine.element_bytes
+        """Of channels of a position in a box: as many as those of the part that has most."""
+        residues = max(math.prod(run.residues for run in part.runs) for part in self._parts(ROW_BYTES[-1]))
+        own = self.product.channels * residues * self.engine.element_bytes
         return next((width for width in ROW_BYTES if own <= width), ROW_BYTES[-1])
 
     @property
@@ -199,7 +290,7 @@ class Boxes:
     @property
     def channels(self) -> int:
         """Of a group, with those of all residues, in whole boxes."""
-        return geometry.round_up(self._own_channels, self.row_depth)
+        return max(part.channel_box + part.channel_boxes for part in self.parts) * self.row_depth
 
     @property
     def images(self) -> int:
@@ -209,27 +300,44 @@ class Boxes:
     @functools.cached_property
     def box(self) -> Box:
         """What a tile copies at once: of all that fit, that by which it is thought to end first, the least of those."""
-        columns = min(128, geometry.round_up(points(self.product.made), 64))
-        boxes, size = self.channels // self.row_depth, self.product.type.size_bytes
-        may_share = [(False, True) if each.size > 1 else (False,) for each in self.dimensions]
+        columns, size = min(128, geometry.round_up(points(self.product.made), 64)), self.product.type.size_bytes
+        may_share = [(False, True) if each.longest > 1 else (False,) for each in self.dimensions]
         long = [d for d in range(4) if d == 3 or self.dimensions[d].outputs > 1]
         all_ = (
-            Box(self.dimensions, self.images, eights, halves, (z, y, x), self.row_bytes)
+            Box(self.dimensions, self.parts, self.images, eights, halves, (z, y, x), self.row_bytes)
             for eights, halves in itertools.product(long, repeat=2)
             for z, y, x in itertools.product(*may_share)
         )
         possible = [box for box in all_ if box.bytes <= MOST_BOX_BYTES and max(box.extents) <= TENSOR_MAP_BOX]
-        return min(possible, key=lambda box: (box.cycles(columns, boxes, size), box.rows * box.units))
+        return min(possible, key=lambda box: (box.cycles(columns, size), box.rows * sum(map(box.units, box.parts))))
 
     @property
     def row_tiles(self) -> int:
-        """Tiles of a group's rows."""
-        return self.box.tiles
+        """Tiles of a group's rows, of all phases."""
+        return self.box.tiles * self.phases
 
     @property
     def depth(self) -> int:
-        """Of the product, in whole steps."""
-        return self.channels // self.row_depth * self.box.units * self.box.steps * self.engine.stage_depth
+        """Of the product, in whole steps: of all parts, or of the phase that has most."""
+        steps = [self.box.depth_steps(part) for part in self.parts]
+        return max(1, max(steps) if self.phases > 1 else sum(steps)) * self.engine.stage_depth
+
+    @property
+    def most_slices(self) -> int:
+        """That the depth may be cut into, each with a box of what is seen at least; of phases of the deepest."""
+        units = [self.box.units(part) for part in self.parts]
+        return max(1, max(units) if self.phases > 1 else sum(units))
+
+    @property
+    def weight_layers(self) -> int:
+        """Layers of weights: of groups, of each phase."""
+        return points(self.product.groups) * self.phases
+
+    @property
+    def flop_count(self) -> int:
+        """Of the tensor cores, for all tiles."""
+        steps = sum(map(self.box.depth_steps, self.parts)) * self.engine.stage_depth
+        return 2 * points(self.product.groups) * self.box.tiles * TILE_ROWS * points(self.product.made) * steps
 
     @property
     def layout(self) -> list[int]:
@@ -237,12 +345,38 @@ class Boxes:
         return [self.images, *(each.extent for each in self.dimensions), points(self.product.groups) * self.channels]
 
     @property
+    def weight_layout(self) -> list[int]:
+        """Extents of the weights as they are laid out: layers, made channels, depth."""
+        return [self.weight_layers, points(self.product.made), self.depth]
+
+    @functools.cached_property
+    def seen(self) -> Lying | None:
+        """What is seen, where it is copied as it lies."""
+        return seen_as_it_lies(self.product, self.row_depth)
+
+    @functools.cached_property
+    def rows(self) -> Lying | None:
+        """What is seen, where it is laid out row by row."""
+        return rows_as_they_lie(self.product)
+
+    @functools.cached_property
+    def weights(self) -> Lying | None:
+        """The weights, where they are."""
+        return weight_as_it_lies(self.product)
+
+    @property
+    def laid_bytes(self) -> int:
+        """Of what is laid out."""
+        laid = [extents for lies, extents in ((self.seen, self.layout), (self.weights, self.weight_layout)) if not lies]
+        return self.engine.element_bytes * sum(map(math.prod, laid))
+
+    @property
     def lay_out_blocks(self) -> int:
         """Of the kernel that lays out: those of what is seen, and those of weights."""
         boxes = self.channels // self.row_depth * points(self.product.groups) * self.images
-        weights = points(self.product.groups) * points(self.product.made) * self.depth
         positions = math.prod(self.layout[1:4])
-        return -(-positions // (LAY_OUT_BYTES // self.row_bytes)) * boxes + -(-weights // LAY_OUT_THREADS)
+        seen = 0 if self.seen else -(-positions // (LAY_OUT_BYTES // self.row_bytes)) * boxes
+        return seen + (0 if self.weights else -(-math.prod(self.weight_layout) // LAY_OUT_THREADS))
 
     def matrix_product(self, entry: str) -> MatrixProduct:
         """The product of what is laid out."""
@@ -251,8 +385,8 @@ class Boxes:
         type_ = self.product.type
         return MatrixProduct(
             reduction=self.product.convolution.reduction.name,
-            left=Operand(f"{entry}_seen", type_, 0, (), depth, 1),
-            right=Operand(f"{entry}_weights", type_, 0, layers, depth, 1),
+            left=Operand(self.seen.buffer if self.seen else f"{entry}_seen", type_, 0, (), depth, 1),
+            right=Operand(self.weights.buffer if self.weights else f"{entry}_weights", type_, 0, layers, depth, 1),
             batch=self.product.groups,
             rows=(*self.product.images, *self.product.outputs),
             columns=self.product.made,
