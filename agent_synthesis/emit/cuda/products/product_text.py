@@ -43,8 +43,7 @@ _TAKEN = {"marks", "slices", "partials", "mask", "statistics"} | {
 class ProductText:
     """One product's pieces of text."""
 
-    slice_end, add_slices = "SliceEnd", "add_slices"
-    """What of `ws` stores the sums of a slice of the depth, and what adds them up."""
+    slice_end, add_slices = "SliceEnd", "add_slices"  # what stores the sums of a slice of the depth, and adds them up
 
     def __init__(
         self,
@@ -228,9 +227,9 @@ class ProductText:
 
     def add(self) -> Kernel:
         """The kernel that adds up the slices and makes the stores."""
-        name, arguments = f"__launch_bounds__(ws::kAddThreads) {self.entry}_add", ["const float* __restrict__ slices"]
+        name = f"__launch_bounds__(ws::kAddThreads) {self.entry}_add"
         text = [
-            *self.signature(name, arguments, whole=True),
+            *self.signature(name, ["const float* __restrict__ slices"], whole=True),
             f"  ws::{self.add_slices}<{self.entry}_shape>(slices, {self.end_value(whole=True)});",
             "}",
         ]
