@@ -1,1 +1,1 @@
-"""From ATen calls to loop nests: `groups` lowers, and each family of operations has its handlers."""
+"""From ATen calls to loop nests: `groups` lowers, by the `handlers` of each family of operations."""

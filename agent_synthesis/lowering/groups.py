@@ -14,22 +14,22 @@ from dataclasses import dataclass, replace
 import torch
 
 from agent_synthesis.graphs.graph_index import GraphIndex
-from agent_synthesis.lowering import (
-    complex_handlers,
-    convolution_handlers,
-    coverings_handlers,
-    extremes_handlers,
-    lookups_handlers,
-    loops,
-    pointwise_handlers,
-    products_handlers,
-    reductions_handlers,
-    scans_handlers,
-    segments_handlers,
-    views_handlers,
-    windows_handlers,
-)
+from agent_synthesis.lowering import loops
 from agent_synthesis.lowering.forms import Form, FormMemory, Forms, renamed
+from agent_synthesis.lowering.handlers import (
+    complex_numbers,
+    convolution,
+    coverings,
+    extremes,
+    lookups,
+    pointwise,
+    products,
+    reductions,
+    scans,
+    segments,
+    views,
+    windows,
+)
 from agent_synthesis.nests import attention, iteration
 from agent_synthesis.nests.calls import attention_backward, recurrence
 from agent_synthesis.nests.ir import BufferRef, Nest
@@ -43,18 +43,18 @@ from warpsmith.graphs.library.attention import BACKWARD
 from warpsmith.program_steps import LOOP
 
 _FAMILIES = (
-    complex_handlers,
-    convolution_handlers,
-    coverings_handlers,
-    extremes_handlers,
-    lookups_handlers,
-    pointwise_handlers,
-    products_handlers,
-    reductions_handlers,
-    scans_handlers,
-    segments_handlers,
-    views_handlers,
-    windows_handlers,
+    complex_numbers,
+    convolution,
+    coverings,
+    extremes,
+    lookups,
+    pointwise,
+    products,
+    reductions,
+    scans,
+    segments,
+    views,
+    windows,
 )
 # Importing them registers their handlers.
 

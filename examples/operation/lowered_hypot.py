@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND as Kind
 
-from agent_synthesis.lowering.pointwise_handlers import elementwise
+from agent_synthesis.lowering.handlers.pointwise import elementwise
 from agent_synthesis.nests.ir import Expression, Type
 from agent_synthesis.nests.symbolic import Handler, Refused, cast, op
 

@@ -22,7 +22,7 @@ from agent_synthesis.emit.cuda.pointwise import CudaPointwise
 from agent_synthesis.graphs.graph_index import GraphIndex
 from agent_synthesis.lowering import groups
 from agent_synthesis.lowering.forms import renamed
-from agent_synthesis.lowering.pointwise_handlers import elementwise
+from agent_synthesis.lowering.handlers.pointwise import elementwise
 from agent_synthesis.nests.ir import Nest, Type
 from agent_synthesis.nests.symbolic import HANDLERS, Handler
 from agent_synthesis.plans.plan import schedule_named, schedules_for

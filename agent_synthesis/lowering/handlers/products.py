@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from agent_synthesis.lowering.reductions_handlers import as_result, combine, sum_over, typed
+from agent_synthesis.lowering.handlers.reductions import as_result, combine, sum_over, typed
 from agent_synthesis.nests.ir import Expression, Load, Type
 from agent_synthesis.nests.symbolic import (
     Indices,

@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
-from agent_synthesis.lowering.lookups_handlers import clamped
-from agent_synthesis.lowering.windows_handlers import Pooling, Window, each_dimension, even_windows, pooling
+from agent_synthesis.lowering.handlers.lookups import clamped
+from agent_synthesis.lowering.handlers.windows import Pooling, Window, each_dimension, even_windows, pooling
 from agent_synthesis.nests.ir import AxisValue, Expression, Index, Type
 from agent_synthesis.nests.symbolic import (
     Indices,

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from agent_synthesis.lowering.windows_handlers import Window
+from agent_synthesis.lowering.handlers.windows import Window
 from agent_synthesis.nests.ir import Bound, Expression, Index
 from agent_synthesis.nests.symbolic import (
     Indices,

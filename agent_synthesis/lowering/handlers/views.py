@@ -1,7 +1,7 @@
 """Handlers of operations that move no value: views, broadcasts, copies and tensors made from nothing.
 
 Each answers with a new index, never with arithmetic. What needs a bounds test or a position from data is in
-`lookups_handlers`.
+`lookups`.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from agent_synthesis.lowering.lookups_handlers import clamped, looked_up, within
+from agent_synthesis.lowering.handlers.lookups import clamped, looked_up, within
 from agent_synthesis.nests.ir import AxisValue, Expression, Index, Type
 from agent_synthesis.nests.symbolic import (
     Between,
