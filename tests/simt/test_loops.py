@@ -93,8 +93,10 @@ SIZES = ((6, 3, 5, 10, 3), (4, 2, 3, 7, 7), (5, 1, 4, 133, 12), (4, 40, 3, 4, 1)
 """Steps, rows, inputs, units and multiprocessors of a card."""
 
 
-@pytest.mark.parametrize("sanitizer", [Sanitizer.ADDRESS, Sanitizer.THREAD])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("sanitizer", "dtype"),
+    [(Sanitizer.ADDRESS, torch.float32), (Sanitizer.ADDRESS, torch.bfloat16), (Sanitizer.THREAD, torch.float32)],
+)  # the order is that of any type
 def test_loops_come_out_as_in_float64(simulator: Simulator, sanitizer: Sanitizer, dtype: torch.dtype) -> None:
     simulations, expected = [], []
     for number, (name, steps) in enumerate(forms.OTHERS.items()):
