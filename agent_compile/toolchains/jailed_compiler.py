@@ -112,4 +112,4 @@ class JailedCompiler:
                 if worker.alive:
                     return worker
                 worker.close()
-        return Worker(self._entry, self._policy, env=self._environment)
+        return Worker(self._entry, self._policy, env=self._environment, alone=True)

@@ -154,6 +154,18 @@ def test_the_next_server_takes_the_place_of_one_that_was_killed(start: Start) ->
 
 
 @pytest.mark.parametrize("rung", FORKING[:1], indirect=True)
+def test_a_worker_alone_has_nothing_that_other_entries_import(start: Start, entry: Path) -> None:
+    large = entry.with_name("large_entry.py")
+    large.write_text(f"HELD = bytearray(64 << 20)\n{ENTRY}")
+    Worker("large_entry:METHODS", Policy(), rung=FORKING[0]).close()
+    source = """
+        out = [line.split()[1] for line in open("/proc/self/status") if line.startswith("VmSize")][0]
+        """
+    beside, alone = (int(evaluated(start(alone=alone), source)) for alone in (False, True))
+    assert beside - alone > 60 << 10
+
+
+@pytest.mark.parametrize("rung", FORKING[:1], indirect=True)
 @pytest.mark.parametrize("text", ["threading.Thread(target=time.sleep, args=(60,), daemon=True).start()", "1 / 0"])
 def test_a_module_that_cannot_be_forked_is_served_by_a_new_process(
     start: Start, entry: Path, text: str, capfd: pytest.CaptureFixture[str]

@@ -8,6 +8,9 @@ libraries read while they load. It has one thread, runs only code that is instal
 with the service. A worker is a new process where bubblewrap builds the jail, where it reaches a GPU (CUDA does not
 survive a fork, and much of PyTorch begins it unasked), and where the server cannot serve.
 
+A worker begins with all that its server has imported, for whichever entry: one with little memory, as a compiler has,
+is forked by a server of its entry alone.
+
 Run as `python -m warpsmith.sandbox.worker --fork SOCKET` by `ForkServer`.
 """
 
@@ -175,13 +178,13 @@ class ForkServer:
         self._process.wait()
 
 
-_servers: dict[tuple[int, tuple[tuple[str, str], ...]], ForkServer] = {}
-"""By our process (a fork of ours has none) and the server's environment."""
+_servers: dict[tuple[int, str, tuple[tuple[str, str], ...]], ForkServer] = {}
+"""By our process (a fork of ours has none), the only entry ("" for any) and the server's environment."""
 _starting = threading.Lock()
 
 
-def server_for(environment: Mapping[str, str]) -> ForkServer:
-    """The server for workers of this environment; it is started where there is none."""
+def server_for(environment: Mapping[str, str], only: str = "") -> ForkServer:
+    """The server for workers of this environment, and of the entry `only`; it is started where there is none."""
     read = {
         name: value
         for name, value in environment.items()
@@ -189,7 +192,7 @@ def server_for(environment: Mapping[str, str]) -> ForkServer:
     }
     # numpy's library would begin threads as it loads, and a process with threads cannot be forked.
     needed = launch_environment() | {"OPENBLAS_NUM_THREADS": "1"} | read
-    key = os.getpid(), tuple(sorted(needed.items()))
+    key = os.getpid(), only, tuple(sorted(needed.items()))
     with _starting:
         server = _servers.pop(key, None)
         if server is not None and not server.alive:
@@ -203,15 +206,18 @@ def server_for(environment: Mapping[str, str]) -> ForkServer:
 
 
 def forking(
-    entry: str, pipes: tuple[int, int], environment: Mapping[str, str]
+    entry: str, pipes: tuple[int, int], environment: Mapping[str, str], *, alone: bool
 ) -> Callable[[jail_init.Spec, Sequence[int], int, int], Forked | None]:
-    """What forks a worker of an entry, as `ForkServer.fork` does, by (spec, descriptors, stdout, stderr)."""
-    return functools.partial(server_for(environment).fork, entry, pipes)
+    """What forks a worker of an entry, as `ForkServer.fork` does, by (spec, descriptors, stdout, stderr).
+
+    `alone`: by a server that serves no other entry.
+    """
+    return functools.partial(server_for(environment, entry if alone else "").fork, entry, pipes)
 
 
 @atexit.register
 def _close_all() -> None:
-    for (process, _), server in _servers.items():
+    for (process, *_), server in _servers.items():
         if process == os.getpid():
             server.close()
 

@@ -89,7 +89,8 @@ class Worker:
 
     The interpreter, `warpsmith` and the entry's own package are readable inside; all else is up to `policy`.
     `env` is all that the process gets beside a path and its private directory. `shared_fds` are inherited under the
-    same numbers. `rung` None: the strongest that works here. Raises WorkerFault when it does not start.
+    same numbers. `rung` None: the strongest that works here. `alone`: what other entries import is not in its
+    memory. Raises WorkerFault when it does not start.
     """
 
     def __init__(
@@ -100,6 +101,7 @@ class Worker:
         rung: jail.Rung | None = None,
         env: Mapping[str, str] | None = None,
         shared_fds: Sequence[int] = (),
+        alone: bool = False,
     ) -> None:
         self.entry = entry
         self.rung: Final = rung or jail.choose()
@@ -115,7 +117,9 @@ class Worker:
         command = [sys.executable, "-s", "-P", "-m", "warpsmith.sandbox.worker", entry, str(requests), str(replies)]
         try:
             environment = _environment(roots, env or {})
-            can_fork = self.rung is not jail.Rung.BUBBLEWRAP and not policy.gpu
+            fork = None
+            if self.rung is not jail.Rung.BUBBLEWRAP and not policy.gpu:
+                fork = fork_server.forking(entry, (requests, replies), environment, alone=alone)
             self._jailed = jail.Jailed(
                 command,
                 policy,
@@ -124,7 +128,7 @@ class Worker:
                 pass_fds=(requests, replies, *shared_fds),
                 stdout=printed,
                 stderr=printed,
-                fork=fork_server.forking(entry, (requests, replies), environment) if can_fork else None,
+                fork=fork,
             )
         except BaseException:
             for descriptor in (self._requests, self._replies, output):
