@@ -16,6 +16,8 @@ import urllib.request
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import Mock
 
 import grpc
 import pytest
@@ -288,6 +290,26 @@ def test_no_call_is_lost_or_made_twice_while_connections_end(ageing: tuple[servi
             made += 8
     assert len(connections) > 5
     assert servicer.call_count == made
+
+
+class _Ended(grpc.RpcError, grpc.Call):  # type: ignore[misc]
+    """How gRPC ends a call whose server began none of it."""
+
+    def __init__(self, details: str) -> None:
+        self._details = details
+
+    code, details = (lambda _: grpc.StatusCode.UNAVAILABLE), (lambda self: self._details)
+    initial_metadata = trailing_metadata = lambda _: ()
+
+
+@pytest.mark.parametrize(("said", "calls"), [("GOAWAY received; Debug Text: max_age", 2), ("Socket closed", 1)])
+def test_a_call_that_is_never_retried_is_made_again_where_no_server_has_taken_it(said: str, calls: int) -> None:
+    continuation = Mock()
+    continuation.return_value.result.side_effect = [_Ended(said), api.CreateRunResponse()]
+    details = SimpleNamespace(method="/warpsmith.v1/CreateRun", timeout=1.0, metadata=())
+    with contextlib.suppress(ServiceFault):
+        dialing._Caller(dialing.Patience()).intercept_unary_unary(continuation, details, None)
+    assert continuation.call_count == calls
 
 
 def test_a_stream_outlives_its_connections_age(ageing: tuple[service.Serving, Scripted]) -> None:

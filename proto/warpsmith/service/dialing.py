@@ -78,19 +78,22 @@ class _Caller(grpc.UnaryUnaryClientInterceptor, grpc.UnaryStreamClientIntercepto
             except grpc.RpcError as error:  # what retries cost is paid where one is needed
                 if _retry_seconds(error):  # nothing has been done yet, whatever the method
                     return self._admitted(lambda: _answered(continuation, details, request), error)
-                if method in NEVER_RETRIED or not _is_unavailable(error):
+                may_repeat = _is_unread if method in NEVER_RETRIED else _is_unavailable
+                if not may_repeat(error):
                     raise
-                return self._asked_again(lambda: _answered(continuation, details, request), error)
+                return self._asked_again(lambda: _answered(continuation, details, request), error, may_repeat)
         except grpc.RpcError as error:
             raise _translated(error, method) from None
 
-    def _asked_again(self, call: Callable[[], Any], failed: grpc.RpcError) -> Any:
-        """Repeats a call after its first attempt, which failed so."""
+    def _asked_again(
+        self, call: Callable[[], Any], failed: grpc.RpcError, may_repeat: Callable[[BaseException], bool]
+    ) -> Any:
+        """Repeats a call after its first attempt, which failed so, as long as it may be made again."""
         patience = self._patience
         enough = stop_after_attempt(patience.attempts) | stop_after_delay(patience.budget_seconds)
         gone = stop_after_delay(patience.gone_seconds)
         retrying = Retrying(
-            retry=retry_if_exception(_is_unavailable),
+            retry=retry_if_exception(may_repeat),
             stop=lambda state: enough(state) and (gone(state) or not _is_gone(state)),
             wait=wait_random_exponential(multiplier=0.1, max=5),
             reraise=True,
@@ -152,6 +155,13 @@ def _is_unavailable(error: BaseException) -> bool:
         isinstance(error, grpc.RpcError)
         and _code(error) is grpc.StatusCode.UNAVAILABLE
         and _kind(error) not in _NOT_AT_ONCE
+    )
+
+
+def _is_unread(error: BaseException) -> bool:
+    """Whether the server ended the connection before it took the call, which it says in HTTP/2's GOAWAY frame."""
+    return (
+        isinstance(error, grpc.RpcError) and _is_unavailable(error) and not _kind(error) and "GOAWAY" in _details(error)
     )
 
 
