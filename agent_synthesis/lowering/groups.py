@@ -16,47 +16,18 @@ import torch
 from agent_synthesis.graphs.graph_index import GraphIndex
 from agent_synthesis.lowering import loops
 from agent_synthesis.lowering.forms import Form, FormMemory, Forms, renamed
-from agent_synthesis.lowering.handlers import (
-    complex_numbers,
-    convolution,
-    coverings,
-    extremes,
-    lookups,
-    pointwise,
-    products,
-    reductions,
-    scans,
-    segments,
-    views,
-    windows,
-)
+from agent_synthesis.lowering.handlers import HANDLERS
 from agent_synthesis.nests import attention, iteration
 from agent_synthesis.nests.calls import attention_backward, recurrence
 from agent_synthesis.nests.ir import BufferRef, Nest
 from agent_synthesis.nests.product import multiplies_matrices
-from agent_synthesis.nests.symbolic import HANDLERS, Handler, Refused, Symbol, Tracer, storage
+from agent_synthesis.nests.symbolic import Handler, Refused, Symbol, Tracer, storage
 from agent_synthesis.nests.verifier import MalformedNest
 from warpsmith import plugins
 from warpsmith.errors import BadInput
 from warpsmith.graphs import aten, dtypes
 from warpsmith.graphs.library.attention import BACKWARD
 from warpsmith.program_steps import LOOP
-
-_FAMILIES = (
-    complex_numbers,
-    convolution,
-    coverings,
-    extremes,
-    lookups,
-    pointwise,
-    products,
-    reductions,
-    scans,
-    segments,
-    views,
-    windows,
-)
-# Importing them registers their handlers.
 
 
 @functools.cache
