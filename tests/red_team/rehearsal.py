@@ -13,7 +13,7 @@ import traceback
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import islice
+from itertools import cycle, islice
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -104,13 +104,14 @@ def fault(attack: Begun) -> str:
 
 
 def all_begun() -> Iterator[Begun]:
-    """Each part, with each of its numbers, on two references."""
+    """Each part on two references, with its numbers in turn."""
+    references = (REFERENCES[4], REFERENCES[6])
     for chosen in parts():
-        for number in next((part.numbers for part in chosen if part.numbers), ()) or (None,):
+        numbers = next((part.numbers for part in chosen if part.numbers), ()) or (None,)
+        for number, reference in zip(islice(cycle(numbers), max(2, len(numbers))), cycle(references), strict=False):
             here = tuple(part if number is None else part.with_number(number) for part in chosen)
             name = next((part.name for part in here if part not in (BLAND, NEVER, AFTER_TEN, MEMO)), "the memo")
-            for reference in (REFERENCES[4], REFERENCES[6]):
-                yield begun(f"{name} on {reference.name}", composed(here, reference, "cpu"), reference)
+            yield begun(f"{name} on {reference.name}", composed(here, reference, "cpu"), reference)
 
 
 def inside() -> int:
