@@ -93,6 +93,10 @@ EXPRESSIONS = {
     "clamp by tensors": "x.clamp(min=-y.abs(), max=y.abs())",
     "sum in the logarithm": "torch.logaddexp(x, y)",
     "pixel shuffle": "F.pixel_shuffle(i[:, :4], 2)",
+    "patches": "F.unfold(i, (2, 3), dilation=2, padding=(1, 2), stride=(1, 2))",
+    "patches in windows of one image": "F.unfold(i[0], 3, padding=1).softmax(0)",
+    "patches added up": "F.fold(F.unfold(i, 3, padding=1, stride=2) * 2, (5, 8), 3, padding=1, stride=2)",
+    "patches added up, apart": "F.fold(x, (4, 6), (3, 2), (2, 1), (2, 0), (3, 1))",
     "one hot": "F.one_hot(t, 10) * x",
     "gated": "F.glu(x)",
 }

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -38,8 +38,9 @@ Term = Callable[[Indices, Indices, Symbol], tuple[Expression | None, Expression]
 """From an element's place and a window's to whether the window's gradient comes to it, and how much of it does."""
 
 
-def _covering(tracer: Tracer, window: Window, place: Index) -> Iterator[tuple[Index, list[Expression]]]:
-    """The windows that may cover a place along a dimension, with what has to hold for one to exist and to do so."""
+def covering(tracer: Tracer, window: Window, place: Index) -> Iterator[tuple[Index, Index, list[Expression]]]:
+    """The windows that may cover a place along a dimension, the element of each that does, and what has to hold for
+    one to exist and to do so."""
     extents, span = tracer.extents, (window.size - 1) * window.dilation + 1
     moved = place.shifted(window.padding)
     for back in range(-(-span // window.stride)):
@@ -55,31 +56,44 @@ def _covering(tracer: Tracer, window: Window, place: Index) -> Iterator[tuple[In
             tests.append(op("ge", AxisValue(output), literal(0, Type.I64)))
         if high >= window.outputs:
             tests.append(op("lt", AxisValue(output), literal(window.outputs, Type.I64)))
-        yield output, tests
+        yield output, offset.divided(window.dilation, extents), tests
+
+
+def require_few(windows: Sequence[Window]) -> None:
+    """Raises Refused where more windows cover an element than are added up one by one."""
+    if math.prod(-(-((w.size - 1) * w.dilation + 1) // w.stride) for w in windows) > MOST_COVERING:
+        raise Refused(f"its windows overlap so that more than {MOST_COVERING} cover an element")
+
+
+def total(terms: Iterable[tuple[Sequence[Expression], Expression]]) -> Expression:
+    """The sum of values, each where all of its tests hold."""
+    added: Expression | None = None
+    for tests, value in terms:
+        own = value
+        if tests:
+            holds = functools.reduce(functools.partial(op, "and"), tests)
+            own = op("where", holds, value, literal(0, value.type))
+        added = own if added is None else op("add", added, own)
+    assert added is not None
+    return added
 
 
 def _summed(tracer: Tracer, out: torch.Tensor, gradient: Symbol, made: Pooling, term: Term) -> Symbol:
     """At each element, the sum of what comes from the windows that cover it."""
     windows, lead = made.windows, made.lead
-    if math.prod(-(-((w.size - 1) * w.dilation + 1) // w.stride) for w in windows) > MOST_COVERING:
-        raise Refused(f"its windows overlap so that more than {MOST_COVERING} cover an element")
+    require_few(windows)
     type_ = type_of(out.dtype)
     inside = clamped(tracer, gradient, dict.fromkeys(range(lead, len(gradient.shape)), 0))
 
-    def at(place: Indices) -> Expression:
-        each = [list(_covering(tracer, w, p)) for w, p in zip(windows, place[lead:], strict=True)]
-        total: Expression | None = None
+    def terms(place: Indices) -> Iterator[tuple[Sequence[Expression], Expression]]:
+        each = [list(covering(tracer, w, p)) for w, p in zip(windows, place[lead:], strict=True)]
         for found in itertools.product(*each):
-            output = (*place[:lead], *(index for index, _ in found))
-            holds, value = term(place, output, inside)
-            tests = [test for _, tests in found for test in tests] + ([holds] if holds is not None else [])
-            if tests:
-                value = op(
-                    "where", functools.reduce(functools.partial(op, "and"), tests), value, literal(0, value.type)
-                )
-            total = value if total is None else op("add", total, value)
-        assert total is not None
-        return cast(total, type_.compute)
+            holds, value = term(place, (*place[:lead], *(output for output, _, _ in found)), inside)
+            tests = [test for _, _, tests in found for test in tests]
+            yield tests + ([holds] if holds is not None else []), value
+
+    def at(place: Indices) -> Expression:
+        return cast(total(terms(place)), type_.compute)
 
     return Symbol(tuple(out.shape), type_, at)
 
