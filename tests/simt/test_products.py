@@ -79,6 +79,8 @@ for _rows, _columns, _threads, (_m, _n, _k) in _TILES:
             _function, tuple(R(*shape) for shape in _shapes),
             {"rows": _rows, "columns": _columns, "threads": _threads},
         )  # fmt: skip
+_SIZES = [name for name in SMALL if " threads " in name][2:]
+"""Of tiles, beyond one size."""
 _BATCHES = ((2, torch.float32, 1), (7, torch.float32, 2), (13, torch.float32, 1), (15, torch.bfloat16, 1))
 """Of several axes: seed, type, slices."""
 for _seed, _dtype, _slices in _BATCHES:
@@ -96,8 +98,9 @@ def small(name: str) -> tuple[Nest, Emission]:
 
 @pytest.fixture(scope="module", params=list(Sanitizer), ids=lambda sanitizer: sanitizer.value)
 def executions(simulator: Simulator, request: pytest.FixtureRequest) -> dict[str, Execution]:
-    """Every case's execution under one sanitizer."""
-    made = [*map(small, SMALL), *map(halved, SPLIT), marked()[:2], reduced()[:2]]
+    """Every case's execution under one sanitizer; tiles of all sizes order threads alike."""
+    chosen = [name for name in SMALL if request.param is Sanitizer.ADDRESS or name not in _SIZES]
+    made = [*map(small, chosen), *map(halved, SPLIT), marked()[:2], reduced()[:2]]
     values = [draw(nest) for nest, _ in made[:-2]] + [marked()[2], reduced()[2]]
     simulations = [
         Simulation(program_of(nest, emission), {name: bytes(t.view(torch.uint8).numpy()) for name, t in drawn.items()})
@@ -112,6 +115,8 @@ def test_a_small_product_is_the_interpreters_and_no_access_is_stray(
     executions: dict[str, Execution], name: str
 ) -> None:
     nest, _ = small(name)
+    if nest.name not in executions:
+        pytest.skip("its order is that of other cases")
     assert not executions[nest.name].findings
     assert not wrong_values(nest, executions[nest.name].outputs)
 

@@ -57,6 +57,9 @@ CASES: dict[str, tuple[Callable[..., torch.Tensor], tuple[torch.Tensor, ...], di
     ),
 }  # fmt: skip
 
+_ORDERED = ("blocks of tiles", "a batch")
+"""What orders threads is the same in all others."""
+
 
 def made(name: str) -> tuple[Nest, Emission]:
     function, args, settings = CASES[name]
@@ -68,16 +71,17 @@ def made(name: str) -> tuple[Nest, Emission]:
 def test_floats_of_8_bits_are_multiplied_as_accurately_as_eager_does(
     simulator: Simulator, sanitizer: Sanitizer
 ) -> None:
-    cases = [made(name) for name in CASES]
+    chosen = _ORDERED if sanitizer is Sanitizer.THREAD else CASES
+    cases = [made(name) for name in chosen]
     simulations = [
         Simulation(
             program_with_tensor_cores(nest, emission), {k: _bytes(each) for k, each in _drawn(name, nest).items()}
         )
-        for name, (nest, emission) in zip(CASES, cases, strict=True)
+        for name, (nest, emission) in zip(chosen, cases, strict=True)
     ]
     found = simulator.execute_all(simulations, sanitizer)
     assert not [each.findings for each in found if each.findings]
-    ratios = {name: _ratio(name, *each) for name, each in zip(CASES, zip(cases, found, strict=True), strict=True)}
+    ratios = {name: _ratio(name, *each) for name, each in zip(chosen, zip(cases, found, strict=True), strict=True)}
     assert max(ratios.values()) <= 1.1, ratios
 
 

@@ -78,6 +78,10 @@ CASES = [
 ]
 
 
+_ORDERED = ("lstm layers at once", "lstm more layers than at once", "lstm both directions", "gru wide", "gru many rows")
+"""What orders threads is the same in all others: they differ in gates, types and sizes."""
+
+
 def nest_of(case: Case) -> tuple[Recurrence, dict[str, torch.Tensor]]:
     """The case's nest, of a name of its own, and the values of what it reads."""
     inputs = case.inputs()
@@ -104,7 +108,8 @@ def expected(case: Case) -> list[torch.Tensor]:
 @pytest.mark.parametrize("sanitizer", [Sanitizer.ADDRESS, Sanitizer.THREAD])
 def test_networks_come_out_as_in_float64(simulator: Simulator, sanitizer: Sanitizer) -> None:
     simulations, nests = [], []
-    for case in CASES:
+    cases = [each for each in CASES if sanitizer is Sanitizer.ADDRESS or each.name in _ORDERED]
+    for case in cases:
         nest, values = nest_of(case)
         card = replace(H200, sm_count=case.sm_count)
         emission = CudaRecurrent(card).emit(nest, RecurrentSettings(case.layers_at_once, 256))
@@ -113,7 +118,7 @@ def test_networks_come_out_as_in_float64(simulator: Simulator, sanitizer: Saniti
         simulations.append(Simulation(program, sources, case.seed))
         nests.append((nest, emission))
     executions = simulator.execute_all(simulations, sanitizer)
-    for case, (nest, emission), execution in zip(CASES, nests, executions, strict=True):
+    for case, (nest, emission), execution in zip(cases, nests, executions, strict=True):
         assert not execution.findings, (case.name, execution.findings)
         words = emission.workspaces[-1]
         assert words.zero_between_calls

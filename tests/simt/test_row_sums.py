@@ -66,6 +66,10 @@ CASES = [
 ]
 
 
+_ORDERED = ("few", "several_tiles", "pieces_and_ends", "mean", "many")
+"""What orders threads is the same in all others."""
+
+
 def nest_of(case: Case) -> Nest:
     index = GraphIndex(capture(Applied(case.function), case.inputs()))
     nest = lower(index, [node.name for node in index.graph.nodes], list(index.graph.outputs))
@@ -76,7 +80,8 @@ def nest_of(case: Case) -> Nest:
 @pytest.mark.parametrize("sanitizer", [Sanitizer.ADDRESS, Sanitizer.THREAD])
 def test_bags_come_out_as_in_float64(simulator: Simulator, sanitizer: Sanitizer) -> None:
     simulations, nests, schedule = [], [], CudaSegments(H200)
-    for case in CASES:
+    cases = [each for each in CASES if sanitizer is Sanitizer.ADDRESS or each.name in _ORDERED]
+    for case in cases:
         nest = nest_of(case)
         settings: Any = schedule.defaults(nest).changed(case.settings or {})
         names = [buffer.name for buffer in nest.buffers if not buffer.written]
@@ -85,7 +90,7 @@ def test_bags_come_out_as_in_float64(simulator: Simulator, sanitizer: Sanitizer)
         simulations.append(Simulation(program_of(nest, schedule.emit(nest, settings)), sources))
         nests.append(nest)
     executions = simulator.execute_all(simulations, sanitizer)
-    for case, nest, execution in zip(CASES, nests, executions, strict=True):
+    for case, nest, execution in zip(cases, nests, executions, strict=True):
         assert not execution.findings, (case.name, execution.findings)
         table, rows, ends = case.inputs()
         wanted = case.function(table.double(), rows, ends)
