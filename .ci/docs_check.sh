@@ -23,6 +23,7 @@ fi
 failed=0
 "$venv/bin/python" docs/reference_pages.py --check || failed=1
 "$venv/bin/python" docs/generator_page.py --check || failed=1
+"$venv/bin/python" docs/convolution_page.py --check || failed=1
 "$venv/bin/python" docs/limits_page.py --check || failed=1
 $tools/bin/mkdocs build --strict || failed=1
 "$venv/bin/python" .ci/docs_check.py || failed=1
