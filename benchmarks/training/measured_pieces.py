@@ -112,13 +112,13 @@ def page() -> str:
     return "\n".join([
         "# Pieces of language models on an NVIDIA H200", "",
         "What has been measured of each piece, and what has not. Medians in µs of one call, cold L2; a *step* is a",
-        "forward with its backward, *fastest* the fastest baseline, *floor* the share of the least time that ours reaches.",
-        "The page behind a line says with which command, PyTorch and card it was made.", "",
+        "forward with its backward, *fastest* the fastest baseline, *floor* the share of the least time that ours",
+        "reaches. The page behind a line says with which command, PyTorch and card it was made.", "",
         f"- This page is what `python -m benchmarks.training.measured_pieces` prints, of the raw lines {links}.", "",
         *table(rows), "",
-        "The nine steps that have a bar, over floors in which each half reads what it needs (`FLOORS_US`), as geometric",
-        f"means: the fastest baseline {fastest:.2f}x, ours {ours:.2f}x. A kernel at those floors would be {fastest:.2f}x ahead, so that",
-        "a bar of 1.6x lies above them.", "",
+        "The nine steps that have a bar, over floors in which each half reads what it needs (`FLOORS_US`), as",
+        f"geometric means: the fastest baseline {fastest:.2f}x, ours {ours:.2f}x. Kernels at those floors would be",
+        f"{fastest:.2f}x ahead, so that a bar of 1.6x lies above them.", "",
         "## Not measured", "",
         *(f"- {piece.name}: {each}" for piece in PIECES for each in piece.open),
     ])  # fmt: skip
