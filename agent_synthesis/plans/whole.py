@@ -19,7 +19,7 @@ from agent_synthesis.nests.calls.attention_backward import AttentionBackward
 from agent_synthesis.nests.calls.recurrence import is_call
 from agent_synthesis.nests.ir import Nest, Type
 from agent_synthesis.nests.product import multiplies_matrices
-from agent_synthesis.plans import bundles, chunking, cost, fusion, saving
+from agent_synthesis.plans import bundles, chunking, cost, fusion, row_totals, saving
 from agent_synthesis.plans.partition import Group, touched
 from agent_synthesis.plans.plan import Plan, schedules_for
 from agent_synthesis.rewrite import attention_steps, rewritten, with_replacement
@@ -111,7 +111,7 @@ def authored(plan: Plan, choice: str) -> Plan:
         return group.engine != "written" and not is_kept and (choice == "" or not _multiplies(plan, group))
 
     plan = with_whole_attention(rolled(plan))
-    result = saving.with_least_traffic(plan)
+    result = saving.with_least_traffic(row_totals.apart(plan))
     if written := in_place.out_of_place(result.index):
         result = with_replacement(result, *written)
     apart = [made for group in result.groups if (made := fusion.bias_apart(result, group)) is not None]
