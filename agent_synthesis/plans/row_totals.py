@@ -18,6 +18,7 @@ from agent_synthesis.rewrite.calls import Draft, Replacement, arguments, dims_of
 from warpsmith.graphs import dtypes
 
 _OF_ROWS = frozenset({"_softmax", "_log_softmax", "_softmax_backward_data", "_log_softmax_backward_data"})
+_NORMS = frozenset({"native_layer_norm", "_fused_rms_norm"})
 _REDUCTIONS = frozenset({"sum", "mean", "amax", "amin", "norm", "linalg_vector_norm", "var", "logsumexp"})
 _MOST_STEPS = 64
 """Calls of single elements before a sum that are looked at."""
@@ -27,6 +28,7 @@ _LEAST_COLUMNS = 32
 
 def apart(plan: Plan) -> Plan:
     """The plan with such sums in two."""
+    plan = saving.with_new_results(plan)
     made = [made for name in plan.index.nodes if (made := _in_two(plan.index, name)) is not None]
     return with_replacement(plan, *made) if made else plan
 
@@ -67,6 +69,8 @@ def _needs_rows(index: GraphIndex, tensor: str) -> bool:
             continue
         seen.add(name)
         call, extents = index.nodes[made], list(index.spec(name).shape)
+        if operation(call) in _NORMS and extents == wanted:
+            return True
         if operation(call) in _OF_ROWS:
             if extents == wanted and arguments(call)["dim"] % len(wanted) == len(wanted) - 1:
                 return True

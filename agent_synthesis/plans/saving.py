@@ -47,7 +47,7 @@ def with_least_traffic(plan: Plan) -> Plan:
     """
     if not plan.index.graph.gradients or any(group.engine != "library" for group in plan.groups):
         return plan
-    plan = _with_kernels_for(_with_parts(_with_new_results(plan)))
+    plan = _with_kernels_for(_with_parts(with_new_results(plan)))
     index = plan.index
     again = _computed_again(index)
     if not again:
@@ -55,9 +55,11 @@ def with_least_traffic(plan: Plan) -> Plan:
     return _without_unread(with_replacement(plan, *_copied(index, again)))
 
 
-def _with_new_results(plan: Plan) -> Plan:
+def with_new_results(plan: Plan) -> Plan:
     """The plan whose calls make new tensors where they wrote over what nobody reads after them: what a norm's
     derivative is made of can be computed again then."""
+    if not plan.index.graph.gradients:
+        return plan
     made = in_place.with_new_results(plan.index).nodes
     found = [Replacement((name,), (made[name],)) for name, node in plan.index.nodes.items() if node != made[name]]
     return with_replacement(plan, *found) if found else plan
