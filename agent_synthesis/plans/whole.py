@@ -22,7 +22,7 @@ from agent_synthesis.nests.product import multiplies_matrices
 from agent_synthesis.plans import bundles, chunking, cost, fusion, row_totals, saving
 from agent_synthesis.plans.partition import Group, touched
 from agent_synthesis.plans.plan import Plan, schedules_for
-from agent_synthesis.rewrite import attention_steps, rewritten, with_replacement
+from agent_synthesis.rewrite import attention_steps, rewritten, shared_heads, with_replacement
 from agent_synthesis.rewrite.calls import operation
 from agent_synthesis.rewrite.loops.layers import StackedLayers
 from agent_synthesis.rewrite.loops.unrolled import Stepped, Unrolled, replacements, replacements_by_steps
@@ -76,11 +76,14 @@ def _with_calls(plan: Plan, rule: str, places: Callable[[Plan], Iterable[str]]) 
 
 
 def with_whole_attention(plan: Plan) -> Plan:
-    """The plan of a training step with attention that it writes out as calls that keep no scores, where it has such."""
+    """The plan of a training step with attention that it writes out as calls that keep no scores, and with heads that
+    share keys as they are, where it has such."""
     if any(group.engine != "library" for group in plan.groups):
         return plan
     while made := attention_steps.replacements(plan.index, is_gpu=plan.target == task_pb2.TARGET_CUDA):
         plan = replace(with_replacement(plan, *made), rewrites=(*plan.rewrites, attention_steps.NAME))
+    while plan.target == task_pb2.TARGET_CUDA and (made := shared_heads.replacements(plan.index)):
+        plan = with_replacement(plan, *made)
     return plan
 
 

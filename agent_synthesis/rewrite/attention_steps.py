@@ -95,16 +95,17 @@ def _made(index: GraphIndex, node: str, is_gpu: bool) -> tuple[Replacement, ...]
     gradient = _of_heads(index, draft, found.gradient, batch, heads)
     if draft.meta(gradient.name).stride(-1) != 1:
         return ()
-    wanted = [draft.free(f"{each.name}_made") if (each := found.derivatives.get(name)) else "" for name in _ORDER]
+    products = [found.derivatives.get(name) for name in _ORDER]
+    wanted = [draft.free(f"{each.name}_made") if each is not None else "" for each in products]
     given = (gradient, *wide, *made, *told)
     draft.calls(draft.free(f"{node}_attention"), wanted, attention.BACKWARD, *given, **options)
-    for name, each in zip(_ORDER, wanted, strict=True):
-        if each:
-            _as_it_lay(index, draft, found.derivatives[name].name, Named(each), is_turned=name == "keys")
-    products = [found.of_weights.name, *(each.name for each in found.derivatives.values())]
-    first = min(products, key=index.position.__getitem__)
-    gone = never_read(index, list(_before(index, found)), {found.result.name, *products})
-    gone -= {found.result.name, first, *_needed(index, draft.nodes)}
+    for kind, each, name in zip(_ORDER, products, wanted, strict=True):
+        if each is not None:
+            _as_it_lay(index, draft, each.name, Named(name), is_turned=kind == "keys")
+    ends = [found.of_weights.name, *(each.name for each in found.derivatives.values())]
+    first = min(ends, key=index.position.__getitem__)
+    gone = never_read(index, list(_before(index, found)), {found.result.name, *ends})
+    gone -= {found.result.name, first, *needed(index, draft.nodes)}
     apart = (*sorted(gone, key=index.position.__getitem__), found.result.name)
     return Replacement(apart, tuple(draft.nodes[:count])), Replacement((first,), tuple(draft.nodes[count:]))
 
@@ -126,11 +127,11 @@ def _found(index: GraphIndex, node: str) -> _Found | None:
     if not 3 <= rank <= 4 or arguments(softmax)["dim"] % rank != rank - 1:
         return None
     weights, others = given["output"].name, {node}
-    if len(casts := [each for each in _readers(index, weights) if operation(index.nodes[each]) == "_to_copy"]) == 1:
-        if _readers(index, weights) != {node, *casts}:
+    if len(casts := [each for each in readers(index, weights) if operation(index.nodes[each]) == "_to_copy"]) == 1:
+        if readers(index, weights) != {node, *casts}:
             return None
         weights, others = index.results(casts[0])[0], set()
-    products = [index.nodes[each] for each in _readers(index, weights) - others]
+    products = [index.nodes[each] for each in readers(index, weights) - others]
     result = next((each for each in products if _multiplies(index, each, weights, 0, is_turned=False)), None)
     of_value = next((each for each in products if _multiplies(index, each, weights, 0, is_turned=True)), None)
     if result is None or len(products) != 1 + (of_value is not None) or result.name in index.of_backward:
@@ -140,7 +141,7 @@ def _found(index: GraphIndex, node: str) -> _Found | None:
         return None
     of_weights = back[1]
     gradient, value = _operands(of_weights)
-    if not _is_other(index, value, _operands(result)[1]):
+    if not is_other(index, value, _operands(result)[1]):
         return None
     if of_value is not None and not _is_same(index, _operands(of_value)[1], gradient):
         return None
@@ -150,10 +151,10 @@ def _found(index: GraphIndex, node: str) -> _Found | None:
     scores, last = ahead[1], behind[1]
     derivatives = {"value": of_value} if of_value is not None else {}
     query, turned = _operands(scores)
-    for each in map(index.nodes.__getitem__, _readers(index, last)):
-        if _multiplies(index, each, last, 0, is_turned=False) and _is_other(index, _operands(each)[1], turned):
+    for each in map(index.nodes.__getitem__, readers(index, last)):
+        if _multiplies(index, each, last, 0, is_turned=False) and is_other(index, _operands(each)[1], turned):
             derivatives["query"] = each
-        elif _multiplies(index, each, last, 1, is_turned=False) and _is_other(index, _operands(each)[0], query):
+        elif _multiplies(index, each, last, 1, is_turned=False) and is_other(index, _operands(each)[0], query):
             derivatives["keys"] = each
         else:
             return None
@@ -168,7 +169,7 @@ def _operands(product: graph_pb2.Node) -> tuple[Named, Named]:
     return first, second
 
 
-def _readers(index: GraphIndex, tensor: str) -> set[str]:
+def readers(index: GraphIndex, tensor: str) -> set[str]:
     """Calls that read a tensor's memory; none where it is given back."""
     found, pending = set[str](), [tensor]
     while pending:
@@ -183,7 +184,7 @@ def _readers(index: GraphIndex, tensor: str) -> set[str]:
     return found
 
 
-def _handle(index: GraphIndex, tensor: str) -> str:
+def handle(index: GraphIndex, tensor: str) -> str:
     """Of what a tensor views, all of whose elements it has, the first."""
     while (made := index.producer(tensor)) is not None and index.is_view(made):
         (seen, *others) = index.reads(made)
@@ -214,14 +215,14 @@ def _turned(index: GraphIndex, tensor: str) -> tuple[list[int], list[int]]:
 
 def _is_same(index: GraphIndex, tensor: Named, other: Named) -> bool:
     specs = [index.spec(each.name) for each in (tensor, other)]
-    return _handle(index, tensor.name) == _handle(index, other.name) and specs[0] == specs[1]
+    return handle(index, tensor.name) == handle(index, other.name) and specs[0] == specs[1]
 
 
-def _is_other(index: GraphIndex, tensor: Named, other: Named) -> bool:
+def is_other(index: GraphIndex, tensor: Named, other: Named) -> bool:
     """Whether a tensor is another one turned."""
     spec = index.spec(tensor.name)
     is_turned = (list(spec.shape), list(spec.strides)) == _turned(index, other.name)
-    return is_turned and _handle(index, tensor.name) == _handle(index, other.name)
+    return is_turned and handle(index, tensor.name) == handle(index, other.name)
 
 
 def _multiplies(index: GraphIndex, product: graph_pb2.Node, tensor: str, place: int, *, is_turned: bool) -> bool:
@@ -229,7 +230,7 @@ def _multiplies(index: GraphIndex, product: graph_pb2.Node, tensor: str, place: 
     if operation(product) != "bmm" or not index.is_pure(product.name):
         return False
     name = _operands(product)[place].name
-    if _handle(index, name) != _handle(index, tensor):
+    if handle(index, name) != handle(index, tensor):
         return False
     (*layers, rows, columns), of_factor = index.spec(tensor).shape, index.spec(name)
     wanted = [math.prod(layers), rows, columns]
@@ -263,8 +264,9 @@ def _step(index: GraphIndex, call: graph_pb2.Node, chain: _Chain) -> tuple[Named
             mask.append(("add", other, 0.0))
         case _:
             return None
-    is_whole = isinstance(read, Named) and shape(index, read) == shape(index, Named(call.results[0].name))
-    if not is_whole or not index.is_pure(call.name) or len(call.results) != 1:
+    if not isinstance(read, Named) or not index.is_pure(call.name) or len(call.results) != 1:
+        return None
+    if shape(index, read) != shape(index, Named(call.results[0].name)):
         return None
     return read, _Chain([*chain.calls, call.name], factor, mask)
 
@@ -280,12 +282,12 @@ def _one_number(index: GraphIndex, value: object) -> float | None:
 
 def _is_scores(index: GraphIndex, tensor: Named) -> bool:
     """Whether a product is behind a tensor, by calls of single elements."""
-    made = maker(index, Named(_handle(index, tensor.name)))
+    made = maker(index, Named(handle(index, tensor.name)))
     while made is not None and operation(made) in ("mul", "div", "_to_copy", "masked_fill", "add", "where"):
         first = next(
             (each for each in arguments(made).values() if isinstance(each, Named) and len(shape(index, each)) > 2), None
         )
-        made = maker(index, Named(_handle(index, first.name))) if first is not None else None
+        made = maker(index, Named(handle(index, first.name))) if first is not None else None
     return operation(made) == "bmm"
 
 
@@ -293,9 +295,9 @@ def _upwards(index: GraphIndex, tensor: object, user: str) -> tuple[_Chain, grap
     """The calls behind a tensor, back to the product that they begin with; each is read by the next alone."""
     chain = _Chain()
     while isinstance(tensor, Named):
-        seen = _handle(index, tensor.name)
+        seen = handle(index, tensor.name)
         made = maker(index, Named(seen))
-        if made is None or _steps(index, seen) != _steps(index, tensor.name) or _readers(index, seen) != {user}:
+        if made is None or _steps(index, seen) != _steps(index, tensor.name) or readers(index, seen) != {user}:
             return None
         if operation(made) == "bmm":
             return (chain, made) if index.is_pure(made.name) else None
@@ -309,16 +311,16 @@ def _upwards(index: GraphIndex, tensor: object, user: str) -> tuple[_Chain, grap
 def _downwards(index: GraphIndex, node: str) -> tuple[_Chain, str] | None:
     """The calls that a softmax's derivative goes through, and the tensor that is multiplied after them."""
     chain, tensor = _Chain(), index.results(node)[0]
-    while len(readers := _readers(index, tensor)) == 1:
-        call = index.nodes[next(iter(readers))]
+    while len(found := readers(index, tensor)) == 1:
+        call = index.nodes[next(iter(found))]
         if operation(call) == "bmm":
             break
-        found = _step(index, call, chain)
-        if found is None or _steps(index, found[0].name) != _steps(index, tensor):
+        step = _step(index, call, chain)
+        if step is None or _steps(index, step[0].name) != _steps(index, tensor):
             return None
-        if _handle(index, found[0].name) != _handle(index, tensor):
+        if handle(index, step[0].name) != handle(index, tensor):
             return None
-        tensor, chain = call.results[0].name, found[1]
+        tensor, chain = call.results[0].name, step[1]
     return chain, tensor
 
 
@@ -339,7 +341,7 @@ def _before(index: GraphIndex, found: _Found) -> Iterator[str]:
                 yield made
 
 
-def _needed(index: GraphIndex, calls: Iterable[graph_pb2.Node]) -> set[str]:
+def needed(index: GraphIndex, calls: Iterable[graph_pb2.Node]) -> set[str]:
     """Calls of the graph on which new ones depend."""
     pending = [tensor for call in calls for tensor in tensor_names(aten.arguments_of(call))]
     found = set[str]()
@@ -358,7 +360,7 @@ def _needed(index: GraphIndex, calls: Iterable[graph_pb2.Node]) -> set[str]:
 def _of_heads(index: GraphIndex, draft: Draft, tensor: Named, batch: int, heads: int) -> Named:
     """A factor of a product as [batch, heads, …], without the copy that put its heads side by side."""
     wanted = [batch, heads, *shape(index, tensor)[-2:]]
-    seen = _handle(index, tensor.name)
+    seen = handle(index, tensor.name)
     made = maker(index, Named(seen))
     if made is not None and operation(made) == "clone" and _steps(index, seen) == _steps(index, tensor.name):
         copied = arguments(made)["self"]
@@ -420,12 +422,15 @@ def _mask(
 
 def _as_it_lay(index: GraphIndex, draft: Draft, name: str, made: Named, *, is_turned: bool) -> None:
     """What a product of layers was, of attention's result or derivative, laid out as it was."""
-    wanted = torch.Size(index.spec(name).shape), tuple(index.spec(name).strides)
     if is_turned:
         made = draft.view(draft.free(f"{name}_turned"), "aten.transpose.int", made, -2, -1)
-    (_, heads, rows, depth), strides = draft.meta(made.name).shape, draft.meta(made.name).stride()
-    if strides[0] != heads * strides[1] or strides[1:] != (rows * depth, depth, 1):
+    laid_out(index, draft, name, made)
+
+
+def laid_out(index: GraphIndex, draft: Draft, name: str, made: Named) -> None:
+    """A tensor under the name and the shape of one that goes, whose elements lie side by side."""
+    if not draft.meta(made.name).is_contiguous():
         contiguous = {"memory_format": torch.contiguous_format}
         made = draft.call(draft.free(f"{name}_laid"), "aten.clone.default", made, **contiguous)
-    draft.view(draft.free(f"{name}_view"), "aten.view.default", made, list(wanted[0]))
+    draft.view(draft.free(f"{name}_view"), "aten.view.default", made, list(index.spec(name).shape))
     draft.name_last(name)

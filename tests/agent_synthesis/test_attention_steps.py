@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from training_steps import Case, Function, Tried, of, x
 
+from agent_synthesis.nests import interpreter
 from agent_synthesis.plans import moves, saving
 from agent_synthesis.plans.plan import Plan
 from agent_synthesis.plans.whole import with_whole_attention
@@ -27,17 +28,17 @@ def drawn(heads: int = 4, key_heads: int = 4, keys: int = LENGTH) -> Operands:
     return lambda: [x(2, heads, LENGTH, 8), x(2, key_heads, keys, 8), x(2, key_heads, keys, 8)]
 
 
-def by_hand(change: Callable[[torch.Tensor], torch.Tensor] = lambda scores: scores) -> Callable[..., Any]:
+def by_hand(change: Callable[[torch.Tensor], Any] = lambda scores: scores) -> Callable[..., Any]:
     return lambda q, k, v: change(q @ k.transpose(-2, -1) * 0.3).softmax(-1) @ v
 
 
-def packed(x: torch.Tensor) -> torch.Tensor:
+def packed(x: torch.Tensor) -> Any:
     q, k, v = x.view(2, LENGTH, 3, 4, 8).permute(2, 0, 3, 1, 4).unbind()
     scores = (q / math.sqrt(8)) @ k.transpose(2, 3) + torch.full((LENGTH, LENGTH), -math.inf).triu(1)
     return (torch.softmax(scores, -1, dtype=torch.float32).to(x.dtype) @ v).transpose(1, 2).flatten(2)
 
 
-def of_fewer_heads(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+def of_fewer_heads(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Any:
     k, v = (each[:, :, None].expand(-1, -1, 2, -1, -1).flatten(1, 2) for each in (k, v))
     return by_hand(lambda scores: scores.masked_fill(LATER, -math.inf))(q, k, v)
 
@@ -52,9 +53,10 @@ class Alibi(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
+        self.slopes: torch.Tensor
         self.register_buffer("slopes", 2.0 ** -torch.arange(1.0, 5.0))
 
-    def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Any:
         places = torch.arange(LENGTH)
         bias = (places[None] - places[:, None]) * self.slopes[:, None, None]
         return by_hand(lambda scores: (scores + bias).masked_fill(LATER, -math.inf))(q, k, v)
@@ -68,9 +70,11 @@ class Doubled(torch.autograd.Function):
         return scores * 0.3
 
     @staticmethod
-    def backward(_: Any, gradient: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+    def backward(_: Any, gradient: torch.Tensor) -> torch.Tensor:
         return gradient * 0.6
 
+
+doubled: Callable[[torch.Tensor], torch.Tensor] = Doubled.apply
 
 TAKEN: dict[str, Case] = {
     "plain": (of(by_hand()), drawn(keys=40)),
@@ -104,7 +108,7 @@ LEFT: dict[str, Case] = {
         of(lambda q, k, v, m: by_hand(lambda scores: scores.masked_fill(m == 0, -1e9))(q, k, v)),
         lambda: [*drawn()(), torch.ones(LENGTH, LENGTH, dtype=torch.long).tril()],
     ),
-    "a derivative of its own": (of(lambda q, k, v: Doubled.apply(q @ k.mT).softmax(-1) @ v), drawn()),
+    "a derivative of its own": (of(lambda q, k, v: doubled(q @ k.mT).softmax(-1) @ v), drawn()),
     "another softmax's product": (of(lambda q, k, v: (q @ k.mT).softmax(-2) @ v), drawn()),
     "columns that weigh": (of(lambda q, k, v: (q @ k.mT).softmax(-1).mT @ v), drawn()),
 }
@@ -138,10 +142,35 @@ def test_on_a_gpu_such_attention_of_16_bits_is_two_kernels_of_ours(name: str) ->
         lambda: module().bfloat16(),
         lambda: [torch.cat([each] * 8, -1).bfloat16() for each in operands()],
     )
-    plan = moves.apply(Tried.of(half, task_pb2.TARGET_CUDA).plan, WHOLE)
+    tried = Tried.of(half, task_pb2.TARGET_CUDA)
+    plan = moves.apply(tried.plan, WHOLE)
     schedules = [group.schedule for group in plan.groups]
     assert {"cuda_attention", "cuda_attention_backward"} <= {*schedules}
     assert "cuda_product" not in schedules
+    about(tried, plan)
+
+
+def repeated(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    k, v = k.repeat_interleave(2, 1), v.repeat_interleave(2, 1)
+    return nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+@pytest.mark.parametrize("function", [repeated, of_fewer_heads])
+def test_keys_that_are_repeated_for_heads_that_share_them_are_not_written_down(function: Callable[..., Any]) -> None:
+    def operands() -> list[torch.Tensor]:
+        return [torch.randn(2, heads, LENGTH, LENGTH).bfloat16() for heads in (4, 2, 2)]  # turned or not
+
+    tried = Tried.of((of(function), operands), task_pb2.TARGET_CUDA)
+    plan = moves.apply(tried.plan, WHOLE)
+    assert [group.schedule for group in plan.groups] == ["cuda_attention", "cuda_attention_backward"]
+    about(tried, plan)
+
+
+def about(tried: Tried, plan: Plan) -> None:
+    """Checks what a plan means as 16 bits have it."""
+    made = interpreter.run_plan(plan, tried.sources())
+    for one, other in zip(made, tried.truth(), strict=True):
+        assert (one.double() - other.double()).norm() <= 0.02 * other.double().norm()
 
 
 def test_floats_on_a_gpu_have_no_such_calls() -> None:
@@ -150,7 +179,7 @@ def test_floats_on_a_gpu_have_no_such_calls() -> None:
 
 
 def test_two_layers_of_attention_are_four_calls() -> None:
-    def twice(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    def twice(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Any:
         return by_hand()(by_hand()(q, k, v).tanh(), k, v)
 
     tried = Tried.of((lambda: Function(twice), drawn()))
