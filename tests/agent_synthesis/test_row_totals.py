@@ -100,9 +100,7 @@ def test_what_elements_need_again_is_counted() -> None:
 
 
 def test_a_row_is_held_by_so_many_threads_that_what_is_needed_again_fits() -> None:
-    nest = nest_of((of(lambda a, b: a / a.norm(dim=-1, keepdim=True) * b), lambda: [x(512, 2048), x(512, 2048)]), 1)
-    schedule = CudaRowReduction(H200)
-    settings = schedule.defaults(nest)
-    elements = settings.vectors * settings.vector_width
-    held = elements * values_again(nest)
+    nest = nest_of((of(lambda a: F.layer_norm(a, (2048,))), lambda: [x(512, 2048).bfloat16()]), 1)
+    settings = CudaRowReduction(H200).defaults(nest)
+    held = settings.vectors * settings.vector_width * values_again(nest)
     assert held + geometry.KERNEL_OVERHEAD_REGISTERS <= H200.register_limit(settings.threads, settings.min_blocks)
