@@ -364,8 +364,9 @@ def _of_heads(index: GraphIndex, draft: Draft, tensor: Named, batch: int, heads:
     made = maker(index, Named(seen))
     if made is not None and operation(made) == "clone" and _steps(index, seen) == _steps(index, tensor.name):
         copied = arguments(made)["self"]
-        if shape(index, copied) == wanted and not index.is_written(copied.name):
-            return Named(copied.name)
+        own, others = ([extent for extent in extents if extent > 1] for extents in (shape(index, copied), wanted))
+        if own == others and not index.is_written(copied.name):
+            tensor = copied
     return draft.view(draft.free(f"{tensor.name}_heads"), "aten.view.default", tensor, wanted)
 
 

@@ -83,6 +83,10 @@ TAKEN: dict[str, Case] = {
     "packed operands": (of(packed), lambda: [x(2, LENGTH, 96)]),
     "heads that share keys": (of(of_fewer_heads), drawn(key_heads=2)),
     "a window by einsum": (of(by_einsum), drawn()),
+    "heads last": (
+        of(lambda q, k, v: torch.einsum("bhts,bshd->bthd", torch.einsum("bthd,bshd->bhts", q, k).softmax(-1), v)),
+        lambda: [x(2, LENGTH, 4, 8) for _ in range(3)],
+    ),
     "distances": (Alibi, drawn()),
     "a mask that is given": (
         of(lambda q, k, v, m: by_hand(lambda scores: scores.masked_fill(m == 0, -math.inf))(q, k, v)),
@@ -135,7 +139,7 @@ def test_what_is_no_such_attention_is_left_as_it_is(name: str) -> None:
     assert with_whole_attention(tried.plan) is tried.plan
 
 
-@pytest.mark.parametrize("name", ["causal", "heads that share keys", "a window by einsum"])
+@pytest.mark.parametrize("name", ["causal", "heads that share keys", "a window by einsum", "heads last"])
 def test_on_a_gpu_such_attention_of_16_bits_is_two_kernels_of_ours(name: str) -> None:
     module, operands = TAKEN[name]
     half: Case = (
