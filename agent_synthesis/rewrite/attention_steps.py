@@ -7,6 +7,7 @@ be attention's; where it has another, nothing is said.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -18,11 +19,14 @@ from agent_synthesis.rewrite import masks
 from agent_synthesis.rewrite.calls import Draft, Named, Replacement, arguments, maker, operation, shape
 from agent_synthesis.rewrite.identities import never_read
 from agent_synthesis.rewrite.linear import number
+from warpsmith.errors import BadInput
 from warpsmith.graphs import aten, result_specs
 from warpsmith.graphs.library import attention
 from warpsmith.program_steps import tensor_names
 from warpsmith.v1 import graph_pb2
 
+NO_SUCH_CALL = (BadInput, IndexError, RuntimeError)
+"""What a draft raises of calls on other shapes."""
 NAME = "whole_attention"
 """As the same without derivatives is called in reports."""
 _HIDING = -1e4
@@ -38,7 +42,7 @@ def replacements(index: GraphIndex, *, is_gpu: bool) -> tuple[Replacement, ...]:
     """
     for name in index.nodes:
         if name in index.of_backward and operation(index.nodes[name]) == "_softmax_backward_data":
-            with result_specs.known("cuda" if is_gpu else "cpu"):
+            with result_specs.known("cuda" if is_gpu else "cpu"), contextlib.suppress(*NO_SUCH_CALL):
                 if made := _made(index, name, is_gpu):
                     return made
     return ()

@@ -6,10 +6,11 @@ make anyway; so the copies need not be made, nor gradients of each be written do
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 
 from agent_synthesis.graphs.graph_index import GraphIndex
-from agent_synthesis.rewrite.attention_steps import handle, is_other, laid_out, needed, readers
+from agent_synthesis.rewrite.attention_steps import NO_SUCH_CALL, handle, is_other, laid_out, needed, readers
 from agent_synthesis.rewrite.calls import Draft, Named, Replacement, arguments, dims_of, maker, operation, shape
 from agent_synthesis.rewrite.identities import never_read
 from warpsmith.graphs import result_specs
@@ -34,7 +35,7 @@ def replacements(index: GraphIndex) -> tuple[Replacement, ...]:
     """
     for node in index.graph.nodes:
         if node.target == attention.BACKWARD and attention.mask_of(node) is None:
-            with result_specs.known("cuda"):
+            with result_specs.known("cuda"), contextlib.suppress(*NO_SUCH_CALL):
                 if made := _made(index, node):
                     return made
     return ()

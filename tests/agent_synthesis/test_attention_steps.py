@@ -177,6 +177,15 @@ def about(tried: Tried, plan: Plan) -> None:
         assert (one.double() - other.double()).norm() <= 0.02 * other.double().norm()
 
 
+def test_a_mask_of_keys_alone_is_no_trouble() -> None:
+    hidden = torch.arange(LENGTH) > 50
+    case: Case = (of(by_hand(lambda scores: scores.masked_fill(hidden, -math.inf))), drawn())
+    tried = Tried.of(
+        (lambda: case[0]().bfloat16(), lambda: [each.bfloat16() for each in case[1]()]), task_pb2.TARGET_CUDA
+    )
+    about(tried, moves.apply(tried.plan, WHOLE))
+
+
 def test_floats_on_a_gpu_have_no_such_calls() -> None:
     plan = Tried.of(TAKEN["causal"], task_pb2.TARGET_CUDA).plan
     assert with_whole_attention(plan) is plan
