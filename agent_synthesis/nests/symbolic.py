@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -328,6 +328,8 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.extents: dict[str, int] = {}
+        self.reduced_at: dict[Hashable, Fold] = {}
+        """Folds that were made of others at looked up positions, so that what reads one twice reads one."""
         self.is_wanted: Sequence[bool] = ()
         """Of the call that is traced now, for each result whether anything reads it."""
         self._symbols: dict[int, Symbol] = {}

@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping
 
 import networkx
 
-from agent_synthesis.graphs import decompositions
+from agent_synthesis.graphs import decompositions, in_place
 from agent_synthesis.graphs.graph_index import GraphIndex, byte_count
 from agent_synthesis.lowering.groups import lower
 from agent_synthesis.nests.analysis.convolution import convolves
@@ -47,12 +47,22 @@ def with_least_traffic(plan: Plan) -> Plan:
     """
     if not plan.index.graph.gradients or any(group.engine != "library" for group in plan.groups):
         return plan
-    plan = _with_kernels_for(_with_parts(plan))
+    plan = _with_kernels_for(_with_parts(with_new_results(plan)))
     index = plan.index
     again = _computed_again(index)
     if not again:
         return plan
     return _without_unread(with_replacement(plan, *_copied(index, again)))
+
+
+def with_new_results(plan: Plan) -> Plan:
+    """The plan whose calls make new tensors where they wrote over what nobody reads after them: what a norm's
+    derivative is made of can be computed again then."""
+    if not plan.index.graph.gradients:
+        return plan
+    made = in_place.with_new_results(plan.index).nodes
+    found = [Replacement((name,), (made[name],)) for name, node in plan.index.nodes.items() if node != made[name]]
+    return with_replacement(plan, *found) if found else plan
 
 
 def _without_unread(plan: Plan) -> Plan:

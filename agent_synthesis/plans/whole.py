@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 
 from agent_synthesis.graphs import in_place
 from agent_synthesis.nests import iteration_space
@@ -18,15 +19,16 @@ from agent_synthesis.nests.calls.attention_backward import AttentionBackward
 from agent_synthesis.nests.calls.recurrence import is_call
 from agent_synthesis.nests.ir import Nest, Type
 from agent_synthesis.nests.product import multiplies_matrices
-from agent_synthesis.plans import bundles, chunking, cost, fusion, saving
+from agent_synthesis.plans import bundles, chunking, cost, fusion, row_totals, saving
 from agent_synthesis.plans.partition import Group, touched
 from agent_synthesis.plans.plan import Plan, schedules_for
-from agent_synthesis.rewrite import rewritten, with_replacement
+from agent_synthesis.rewrite import attention_steps, rewritten, shared_heads, with_replacement
 from agent_synthesis.rewrite.calls import operation
 from agent_synthesis.rewrite.loops.layers import StackedLayers
 from agent_synthesis.rewrite.loops.unrolled import Stepped, Unrolled, replacements, replacements_by_steps
 from warpsmith.errors import IllegalMove
 from warpsmith.program_steps import LOOP
+from warpsmith.v1 import task_pb2
 
 EVERY_GROUP = "*"
 """Group of an author move that makes a whole plan."""
@@ -73,6 +75,18 @@ def _with_calls(plan: Plan, rule: str, places: Callable[[Plan], Iterable[str]]) 
     return plan
 
 
+def with_whole_attention(plan: Plan) -> Plan:
+    """The plan of a training step with attention that it writes out as calls that keep no scores, and with heads that
+    share keys as they are, where it has such."""
+    if any(group.engine != "library" for group in plan.groups):
+        return plan
+    while made := attention_steps.replacements(plan.index, is_gpu=plan.target == task_pb2.TARGET_CUDA):
+        plan = replace(with_replacement(plan, *made), rewrites=(*plan.rewrites, attention_steps.NAME))
+    while plan.target == task_pb2.TARGET_CUDA and (made := shared_heads.replacements(plan.index)):
+        plan = with_replacement(plan, *made)
+    return plan
+
+
 def _calls(plan: Plan) -> set[str]:
     return {name for name, node in plan.index.nodes.items() if is_call(node) or node.target == LOOP}
 
@@ -99,8 +113,8 @@ def authored(plan: Plan, choice: str) -> Plan:
         is_kept = plan.prepared and plan.is_kept(group)  # constants are often as cheap to make as to read
         return group.engine != "written" and not is_kept and (choice == "" or not _multiplies(plan, group))
 
-    plan = rolled(plan)
-    result = saving.with_least_traffic(plan)
+    plan = with_whole_attention(rolled(plan))
+    result = saving.with_least_traffic(row_totals.apart(plan))
     if written := in_place.out_of_place(result.index):
         result = with_replacement(result, *written)
     apart = [made for group in result.groups if (made := fusion.bias_apart(result, group)) is not None]
@@ -116,7 +130,7 @@ def authored(plan: Plan, choice: str) -> Plan:
                     result, name, ["moved"], lambda *given: may_join(*given) and not _looks_up(*given)
                 )
     if result.index.graph.gradients:
-        result = _with_less_traffic(result, may_join)
+        result = _with_schedules_that_take_them(_with_less_traffic(result, may_join))
     result = _with_points_together(result)
     count = sum(group.engine == "authored" for group in result.groups)
     least = least_kernels(plan)
@@ -157,6 +171,15 @@ def _with_less_traffic(plan: Plan, may_join: Callable[[Plan, Group], bool]) -> P
                 plan = _spread_where_less_is_moved(plan, name)
         if plan is before:
             break
+    return plan
+
+
+def _with_schedules_that_take_them(plan: Plan) -> Plan:
+    """The plan with other schedules for kernels that store less than they did, since others compute it again."""
+    for group in plan.groups:
+        nest = plan.nest(group)
+        if group.engine == "authored" and isinstance(nest, Nest) and not plan.schedule(group).accepts(nest):
+            plan = fusion.rescheduled(plan, group.name)
     return plan
 
 

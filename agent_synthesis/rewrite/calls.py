@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from agent_synthesis.graphs.graph_index import GraphIndex
-from warpsmith.graphs import aten, dtypes
+from warpsmith.graphs import aten, dtypes, result_specs
 from warpsmith.v1 import graph_pb2, tensor_pb2
 
 
@@ -98,9 +98,16 @@ class Draft:
         return self.calls(name, [name], target, *args, **kwargs)[0]
 
     def calls(self, name: str, results: Sequence[str], target: str, *args: Any, **kwargs: Any) -> list[Named]:
-        """Adds a call with several results, of which some have names: "" for one that nobody reads. Raises likewise."""
+        """Adds a call with several results, of which some have names: "" for one that nobody reads. Raises likewise.
+
+        They are laid out as on a processor unless it is drafted within `result_specs.known`.
+        """
         call = call_of(name, target, args, kwargs)
-        return self._add(call, results, aten.call(target, call.args, call.kwargs, self.meta, torch.device("meta")))
+        if (laid_out := result_specs.SHAPES.get(aten.resolve(target))) is None:
+            return self._add(call, results, aten.call(target, call.args, call.kwargs, self.meta, torch.device("meta")))
+        given = [self.meta(each.name) if isinstance(each, Named) else each for each in args]
+        named = {key: self.meta(each.name) if isinstance(each, Named) else each for key, each in kwargs.items()}
+        return self._add(call, results, laid_out(*given, **named))
 
     def into(self, name: str, target: str, of: Named, *args: Any, **kwargs: Any) -> Named:
         """Adds a call that writes its result over `of`, which is its first argument and may be its `out` too.

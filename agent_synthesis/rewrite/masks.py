@@ -57,18 +57,23 @@ class ConstantMask:
 @functools.lru_cache(maxsize=64)
 def _is_causal(index: GraphIndex, mask: Named, queries: int, keys: int) -> bool | None:
     """Whether the mask is a lower triangle; False where it hides nothing, None where neither is known."""
-    value = _value(index, mask.name)
+    value = constant(index, mask.name)
     if value is None:
         return None
     seen = value if value.dtype is torch.bool else value == 0
     if value.dtype is not torch.bool and not bool((seen | (value == -torch.inf)).all()):
         return None
+    return is_triangle(seen, queries, keys)
+
+
+def is_triangle(seen: torch.Tensor, queries: int, keys: int) -> bool | None:
+    """Whether a mask of bools is a lower triangle; False where it hides nothing, None where it hides something else."""
     if bool(seen.all()):
         return False
     return True if bool((seen == torch.ones(queries, keys, dtype=torch.bool).tril()).all()) else None
 
 
-def _value(index: GraphIndex, tensor: str) -> torch.Tensor | None:
+def constant(index: GraphIndex, tensor: str) -> torch.Tensor | None:
     """A tensor that depends on constants alone, on the CPU, dimensions that are expanded taken once; None for another,
     or where it is too large."""
     value = _computed(index, tensor).get(tensor)

@@ -136,6 +136,13 @@ PIECES: dict[str, tuple[Case, float]] = {
         6.6,
     ),
     "cross-entropy": ((of(F.cross_entropy), lambda: [x16(128, 4096), torch.zeros(128, dtype=torch.long)]), 4.1),
+    "cross-entropy of what comes next": (
+        (
+            of(lambda a, t: F.cross_entropy(a[:, :-1].reshape(-1, 4096).float(), t[:, 1:].reshape(-1))),
+            lambda: [x16(2, 64, 4096), torch.zeros(2, 64, dtype=torch.long)],
+        ),
+        4.1,
+    ),
     "softmax": ((of(lambda a: a.softmax(-1)), lambda: [x16(256, 2048)]), 5.1),
     "group norm and SiLU": (
         (lambda: nn.Sequential(nn.GroupNorm(8, 32), nn.SiLU()).to(B16), lambda: [x16(16, 32, 16, 16)]),

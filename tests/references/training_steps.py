@@ -183,6 +183,15 @@ KERNELS: dict[str, Case] = {
     "running sum": (of(lambda a: a.cumsum(-1)), lambda: [x(5, 9)]),
     "gathered": (of(lambda a, i: a.gather(1, i)), lambda: [x(5, 9), integers(9, 5, 3)]),
     "joined and cut": (of(lambda a, b: torch.cat([a, b], 1)[:, 1:5] * 2), lambda: [x(3, 4), x(3, 5)]),
+    "slices": (of(lambda a: (a[:, 1:-1] * a[:, 2:], a[..., 1::3].exp(), a[-1].tanh())), lambda: [x(4, 8, 11)]),
+    "cross-entropy of what comes next": (
+        of(lambda a, t: F.cross_entropy(a[:, :-1].flatten(0, 1), t[:, 1:].flatten())),
+        lambda: [x(3, 5, 33), integers(33, 3, 5)],
+    ),
+    "logarithms of chosen probabilities": (
+        of(lambda a, t: a[:, :-1].log_softmax(-1).gather(2, t[:, 1:, None]).squeeze(2).sum(-1)),
+        lambda: [x(3, 5, 33), integers(33, 3, 5)],
+    ),
     "padded, turned, repeated": (of(lambda a: F.pad(a, (1, 2)).roll(2, 1).repeat(2, 3)), lambda: [x(3, 8)]),
     "triangle": (of(lambda a: a.tril()), lambda: [x(6, 6)]),
     "max-pooling": (lambda: nn.MaxPool2d(3, 2, 1), lambda: [x(2, 3, 9, 9)]),

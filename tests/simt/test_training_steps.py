@@ -22,7 +22,8 @@ WHOLE = analysis_pb2.Move(kind=analysis_pb2.MOVE_KIND_AUTHOR, group="*")
 STEPS = (
     "gate", "layer norm", "residual and norm", "group norm", "cross-entropy, smoothed", "gathered",
     "cross-entropy of images", "rotary embedding", "max-pooling", "average pooling of what is inside",
-    "repeated elements", "convolution by channel", "rows added up: embedding with padding",
+    "repeated elements", "convolution by channel", "slices", "cross-entropy of what comes next",
+    "rows added up: embedding with padding",
     "rows added up: embedding among others", "rows added up: columns", "rows added up: added to",
 )  # fmt: skip
 

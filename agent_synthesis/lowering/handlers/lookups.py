@@ -16,12 +16,14 @@ import torch
 from agent_synthesis.nests.ir import AxisValue, Call, Expression, Index, Literal, Load, Memory, Quotient, Type
 from agent_synthesis.nests.iteration_space import recombined
 from agent_synthesis.nests.symbolic import (
+    Fold,
     Indices,
     Ref,
     Refused,
     Running,
     Symbol,
     Tracer,
+    axes_of,
     broadcast,
     cast,
     common_shape,
@@ -55,7 +57,7 @@ def looked_up(
             axis = f"found{len(tracer.extents)}"
             tracer.extents[axis] = value.shape[dim]
             inner[dim], found[axis] = Index.axis(axis), position(index)
-        return _replaced(value.at(tuple(inner)), found, tracer.extents)
+        return _replaced(value.at(tuple(inner)), found, tracer)
 
     return Symbol(tuple(shape), value.type, at)
 
@@ -66,7 +68,7 @@ def within(position: Expression, extent: int) -> Expression:
     return op("min", op("max", wide, literal(0, Type.I64)), literal(extent - 1, Type.I64))
 
 
-def _replaced(root: Expression, found: Mapping[str, Expression], extents: Mapping[str, int]) -> Expression:
+def _replaced(root: Expression, found: Mapping[str, Expression], tracer: Tracer) -> Expression:
     """The expression with axes replaced by positions."""
     done: dict[int, tuple[Expression, Expression]] = {}
 
@@ -75,7 +77,7 @@ def _replaced(root: Expression, found: Mapping[str, Expression], extents: Mappin
             result: Any = node
             match node:
                 case Load(buffer, index, type_) if index.axes() & found.keys():
-                    place = _offset(recombined(_divided_twice(index, extents)), found)
+                    place = _offset(recombined(_divided_twice(index, tracer.extents)), found)
                     result = Call("gather", (Memory(buffer, type_), place), type_)
                 case AxisValue(index, _) if index.axes() & found.keys():
                     result = _offset(index, found)
@@ -84,12 +86,42 @@ def _replaced(root: Expression, found: Mapping[str, Expression], extents: Mappin
                 case Ref(Running(), (*kept, place), _) if _is_plain(place, found):
                     # The value at a position that had to be brought into range is not used.
                     result = replace(node, indices=(*kept, _unbounded(found[str(place.terms[0][0])])))
-                case Ref() if any(index.axes() & found.keys() for index in node.indices):
-                    raise Refused("it looks a value up in what it reduces")
+                case Ref() if axes_of(node.indices) & found.keys():
+                    result = _reduced_at(node, found, tracer)
             done[id(node)] = (node, result)
         return done[id(node)][1]
 
     return visit(root)
+
+
+def _reduced_at(ref: Ref, found: Mapping[str, Expression], tracer: Tracer) -> Ref:
+    """What is reduced at positions that were brought into range, as a reduction at places that may lie beyond it: each
+    of its elements is looked up where the position says."""
+    if type(ref.fold) is not Fold:
+        raise Refused("it looks a value up in what it reduces")
+    used = sorted(axes_of(ref.indices) & found.keys())
+    names = {axis: f"position{number} of {tracer.extents[axis]}" for number, axis in enumerate(used)}
+    tracer.extents.update((names[axis], tracer.extents[axis]) for axis in used)
+    renamed = {axis: Index.axis(name) for axis, name in names.items()}
+    indices = tuple(index.substituted(renamed, tracer.extents) for index in ref.indices)
+    bounds, places = [_bounds(found[axis]) for axis in used], [_unbounded(found[axis]) for axis in used]
+    axes = sorted(axes_of((*indices, *places)) - {*names.values()})
+    key = (ref.fold, indices, tuple(places), tuple(map(tuple, bounds)))
+    if (made := tracer.reduced_at.get(key)) is None:
+
+        def body(outer: Indices, inner: Indices) -> Expression:
+            own = dict(zip(axes, outer, strict=True))
+            positions = dict[str, Expression]()
+            for name, place, limits in zip(names.values(), places, bounds, strict=True):
+                position: Expression = AxisValue(place.substituted(own, tracer.extents))
+                for operation, limit in limits:
+                    position = op(operation, position, limit)
+                positions[name] = position
+            kept = tuple(index.substituted(own, tracer.extents) for index in indices)
+            return _replaced(ref.fold.body(kept, inner), positions, tracer)
+
+        made = tracer.reduced_at[key] = replace(ref.fold, body=body)
+    return Ref(made, tuple(map(Index.axis, axes)), ref.type)
 
 
 def _divided_twice(index: Index, extents: Mapping[str, int]) -> Index:
@@ -126,6 +158,14 @@ def _offset(index: Index, found: Mapping[str, Expression]) -> Expression:
     return total
 
 
+def _bounds(position: Expression) -> list[tuple[str, Literal]]:
+    """How a position was brought into range, the innermost first."""
+    match position:
+        case Call("min" | "max" as operation, (inner, Literal() as limit), _):
+            return [*_bounds(inner), (operation, limit)]
+    return []
+
+
 def _unbounded(position: Expression) -> Index:
     """The index of a position that was brought into range."""
     match position:
@@ -133,7 +173,7 @@ def _unbounded(position: Expression) -> Index:
             return index
         case Call("min" | "max", (inner, Literal()), _):
             return _unbounded(inner)
-    raise Refused("it looks a value up in a scan")
+    raise Refused("it looks a value up in what it reduces")
 
 
 def _is_plain(place: Index, found: Mapping[str, Expression]) -> bool:

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from agent_synthesis.nests import memory_access
-from agent_synthesis.nests.ir import Load, Nest, remembered
+from agent_synthesis.nests.interner import Interner
+from agent_synthesis.nests.ir import Call, Load, Nest, remembered
 
 
 @remembered
@@ -27,6 +28,27 @@ def is_needed_again(nest: Nest) -> bool:
     """Whether stores read along the row what reductions read."""
     first = reduced_loads(nest)
     return any(_runs_along(load, nest) and load in first for load in stored_loads(nest))
+
+
+@remembered
+def values_again(nest: Nest) -> int:
+    """Values of an element, as floats, that reductions have and its stores need again: a compiler keeps them rather
+    than to compute or widen them twice."""
+    axis, interner = nest.reduced[0].name, Interner()
+    first = interner.parts([reduction.value for reduction in nest.reductions])
+    stores = interner.parts([store.value for store in nest.stores if nest.is_element_store(store)])
+    again = {number for number, part in stores.items() if number in first and axis in interner.needs(part)}
+    calls = [part for number, part in stores.items() if number not in again and isinstance(part, Call)]
+    read = {interner.number(argument) for part in calls for argument in part.arguments}
+    return len(again & (read | {interner.number(store.value) for store in nest.stores}))
+
+
+def looked_up_by_vectors(nest: Nest) -> int:
+    """Loads of elements' stores that are the same for some neighbours, such as a weight of each channel: they are asked
+    for ahead, one of each vector."""
+    axis, first = nest.reduced[0].name, reduced_loads(nest)
+    late = memory_access.loads_below(store.value for store in nest.stores if nest.is_element_store(store))
+    return sum(_runs_along(each, nest) and not each.index.coefficient(axis) for each in late if each not in first)
 
 
 @remembered

@@ -14,12 +14,14 @@ from agent_synthesis.nests import memory_access
 from agent_synthesis.nests.analysis.row_loads import (
     early_values,
     kept_loads,
+    looked_up_by_vectors,
     own_loads,
     prefetched_loads,
     reduced_loads,
     row_values,
     shared_loads,
     shared_words,
+    values_again,
 )
 from agent_synthesis.nests.analysis.stages import Stage, plan
 from agent_synthesis.nests.ir import Load, Nest
@@ -242,6 +244,8 @@ def require(nest: Nest, team: Team, stages: Sequence[Stage], min_blocks: int, *,
         stored = memory_access.loads_below(store.value for store in nest.stores if nest.is_element_store(store))
         held = max(held, [load for load in stored if axis in load.index.axes()], key=len)
     registers = sum(max(1, elements * nest.buffer(load.buffer).type.size_bytes // 4) for load in held)
+    if team.holds_row and not stays:
+        registers = max(registers, elements * values_again(nest)) + team.vectors * looked_up_by_vectors(nest)
     # ptxas keeps what it read from the ring for the second visit.
     of_held = shared_words(nest, width) if team.reduce is Reduce.RING else width * len(team.copied(nest))
     registers += elements + team.held * of_held if stays else 0

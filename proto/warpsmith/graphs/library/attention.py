@@ -72,25 +72,36 @@ def _on_gpu(
     enable_gqa: bool = False,
 ) -> torch.Tensor | None:
     """Attention as the call for which a GPU has one; None where it has none."""
-    given = (query, key, value)
-    if any(each.dim() != 4 or 0 in each.shape or each.stride(-1) != 1 for each in given) or dropout_p:
-        return None
-    (batch, heads, rows, depth), (_, key_heads, keys, _) = query.shape, key.shape
-    is_alike = key.shape == value.shape == (batch, key_heads, keys, depth) and len({each.dtype for each in given}) == 1
-    if not is_alike or query.dtype.itemsize != 2 or depth % 8 or depth > _MOST_DEPTH:
-        return None
-    if key_heads != heads and (not enable_gqa or heads % key_heads):
+    heads, key_heads = query.shape[1:2], key.shape[1:2]
+    if dropout_p or not gpu_takes(query, key, value) or not (heads == key_heads or enable_gqa):
         return None
     if attn_mask is not None:
-        if key_heads != heads or is_causal or attn_mask.requires_grad or rows % _STATISTICS_ROWS or keys % 8:
+        if heads != key_heads or is_causal or attn_mask.requires_grad:
             return None
+        rows, keys = query.shape[-2], key.shape[-2]
         if attn_mask.dtype == torch.bool:
             attn_mask = torch.where(attn_mask, 0.0, -math.inf).to(query.dtype)
-        if attn_mask.dtype != query.dtype or attn_mask.stride(-1) != 1 or attn_mask.stride(-2) % 8:
+        if not gpu_takes_mask(attn_mask, query.dtype, rows, keys):
             return None
-        attn_mask = attn_mask.expand(batch, heads, rows, keys)
+        attn_mask = attn_mask.expand(*query.shape[:2], rows, keys)
     made: torch.Tensor = _OF_CPU(query, key, value, 0.0, is_causal, attn_mask=attn_mask, scale=scale)[0]
     return made
+
+
+def gpu_takes(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> bool:
+    """Whether PyTorch has both calls on a GPU for operands like these: of 16 bits, [batch, heads, rows, depth]."""
+    given = (query, key, value)
+    if any(each.dim() != 4 or 0 in each.shape or each.stride(-1) != 1 for each in given):
+        return False
+    (batch, heads, _, depth), (_, key_heads, keys, _) = query.shape, key.shape
+    is_alike = key.shape == value.shape == (batch, key_heads, keys, depth) and len({each.dtype for each in given}) == 1
+    return is_alike and query.dtype.itemsize == 2 and not (depth % 8 or depth > _MOST_DEPTH or heads % key_heads)
+
+
+def gpu_takes_mask(mask: torch.Tensor, dtype: torch.dtype, rows: int, keys: int) -> bool:
+    """Whether a mask may be added to as many scores there."""
+    is_whole = not (rows % _STATISTICS_ROWS or keys % 8)
+    return is_whole and mask.dtype == dtype and mask.stride(-1) == 1 and mask.stride(-2) % 8 == 0
 
 
 # ---- what a program calls ------------------------------------------------------------------------------

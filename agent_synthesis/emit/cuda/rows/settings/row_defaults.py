@@ -139,7 +139,9 @@ def _of_a_block(schedule: CudaSchedule, simple: Nest) -> list[RowSettings]:
         # Four vectors a thread (layer norm of 16384x4096 in bf16: 72 us, with two 88; of 8192x8192 73 and 93).
         width = max(4, memory_access.best_vector(simple, simple.reduced[0]))
         threads = min(512, max(64, geometry.power_of_two_at_least(-(-columns // (4 * width)))))
-        found.append(choose(threads=threads, min_blocks=1024 // threads, loads=Loads.CACHED))
+        # Half as many blocks where so many have no registers for what elements' stores need of the reductions again.
+        for blocks in dict.fromkeys((1024 // threads, max(2, 512 // threads))):
+            found.append(choose(threads=threads, min_blocks=blocks, loads=Loads.CACHED))
     return found
 
 
