@@ -121,15 +121,9 @@ class Worker:
             if self.rung is not jail.Rung.BUBBLEWRAP and not policy.gpu:
                 fork = fork_server.forking(entry, (requests, replies), environment, alone=alone)
             self._jailed = jail.Jailed(
-                command,
-                policy,
-                self.rung,
-                env=environment,
-                pass_fds=(requests, replies, *shared_fds),
-                stdout=printed,
-                stderr=printed,
-                fork=fork,
-            )
+                command, policy, self.rung, env=environment, pass_fds=(requests, replies, *shared_fds), stdout=printed,
+                stderr=printed, fork=fork,
+            )  # fmt: skip
         except BaseException:
             for descriptor in (self._requests, self._replies, output):
                 os.close(descriptor)
