@@ -418,6 +418,14 @@ WS_INLINE void finish_positions(const typename P::Tile& tile, int rank, int warp
   }
 }
 
+// What becomes of a tile's sums. An end that reduces them has a form of its own (`ws_windows_reduced.cuh`).
+template <class P, class Finish> struct WindowTileEnd {
+  static WS_INLINE void take(const typename P::Tile& tile, int rank, int warpgroup, float (&sums)[P::kSums],
+                             typename P::Shared& shared, const Finish& finish) {
+    finish_positions<P>(tile, rank, warpgroup, sums, shared, finish);
+  }
+};
+
 // The whole product; `finish(group, m, n, sums)` as `multiply` has it, m by the position's number.
 template <class P, class Finish>
 WS_INLINE void multiply_windows(const TensorMap& seen, const TensorMap& weights, const float*, const float*,
@@ -454,7 +462,7 @@ WS_INLINE void multiply_windows(const TensorMap& seen, const TensorMap& weights,
     float sums[P::kSums];
     const int phase = P::phase_of(tile.first_row(rank) / kTileRows), slice = P::kSlices > 1 ? tile.layer % P::kSlices : 0;
     multiply_window_tile<P>(shared, box, place, warpgroup, phase, slice, sums);
-    finish_positions<P>(tile, rank, warpgroup, sums, shared, finish);
+    WindowTileEnd<P, Finish>::take(tile, rank, warpgroup, sums, shared, finish);
   }
 }
 
