@@ -60,8 +60,8 @@ struct WindowTileEnd<P, Finish> {
     }
   }
 
-  static WS_INLINE void take(const typename P::Tile& tile, int rank, int warpgroup, float (&sums)[P::kSums],
-                             typename P::Shared& shared, const Finish& finish) {
+  WS_INLINE void take(const typename P::Tile& tile, int rank, int warpgroup, float (&sums)[P::kSums],
+                      typename P::Shared& shared, const Finish& finish) {
     const int first_row = tile.first_row(rank) + 64 * warpgroup + 16 * (threadIdx.x % 128 / 32) + threadIdx.x % 32 / 4;
     const int quarter = threadIdx.x % 4, first_column = 2 * quarter;
 #pragma unroll

@@ -78,20 +78,20 @@ def reduced_channels(nest: Nest) -> ReducedChannels | None:
         return None
     if any(isinstance(part, Memory) for part in Interner().parts(iteration_space.roots(tail)).values()):
         return None
-    digits = _digits(nest, _index(nest, tail), tail.parallel + tail.reduced)
+    digits = digits_of(nest, index_of_result(nest, tail), tail.parallel + tail.reduced)
     if digits is None:
         return None
-    whole = iteration_space.reindexed(tail, lambda index: index.substituted(digits, _extents(nest)), (), ())
+    whole = iteration_space.reindexed(tail, lambda index: index.substituted(digits, extents_of_result(nest)), (), ())
     reduced = {name for axis in tail.reduced for name in digits[axis.name].axes()}
     kept = {name for axis in tail.parallel for name in digits[axis.name].axes()}
     inner = tuple(itertools.dropwhile(lambda axis: axis.name in reduced, found.made))
     outer = found.made[: len(found.made) - len(inner)]
     if reduced != {axis.name for axis in outer} or reduced & kept or points(inner) not in CLASSES:
         return None
-    joined = _with_sums(nest, whole)
+    joined = with_sums(nest, whole)
     positions = (*found.images, *found.outputs)
     over = over_axes(
-        replace(joined, parallel=_axes(nest)),
+        replace(joined, parallel=axes_of_result(nest)),
         {"batch": found.groups, "m": positions, "part": inner, "k": outer}, (),
     )  # fmt: skip
     *parallel, k = over.parallel
@@ -101,7 +101,7 @@ def reduced_channels(nest: Nest) -> ReducedChannels | None:
         return None
     if any(store.value.type is not Type.F32 for store in elements):
         return None
-    stored = replace(_simple(nest), name=nest.name)
+    stored = replace(alone(nest), name=nest.name)
     if elements:
         place = next(store.index for store in whole.stores if store.buffer == elements[0].buffer)
         target = nest.buffer(elements[0].buffer)
@@ -115,31 +115,34 @@ def _is_costly(part: Expression, interner: Interner) -> bool:
     return any(isinstance(each, Call) and each.operation in EXPENSIVE for each in interner.parts([part]).values())
 
 
-def _simple(nest: Tailed) -> Nest:
+def alone(nest: Tailed) -> Nest:
+    """The convolution, its axes simplified."""
     return iteration_space.simplified(nest.convolution)
 
 
-def _axes(nest: Tailed) -> tuple[Axis, ...]:
-    return _simple(nest).parallel
+def axes_of_result(nest: Tailed) -> tuple[Axis, ...]:
+    """Those of the convolution's outputs."""
+    return alone(nest).parallel
 
 
-def _extents(nest: Tailed) -> dict[str, int]:
-    return {axis.name: axis.extent for axis in _axes(nest)}
+def extents_of_result(nest: Tailed) -> dict[str, int]:
+    """Theirs, by name."""
+    return {axis.name: axis.extent for axis in axes_of_result(nest)}
 
 
-def _index(nest: Tailed, tail: Nest) -> Index | None:
+def index_of_result(nest: Tailed, tail: Nest) -> Index | None:
     """Where the tail reads the convolution's result; None where it reads it at several places."""
     parts = Interner().parts(iteration_space.roots(tail)).values()
     found = {part.index for part in parts if isinstance(part, Load) and part.buffer == nest.result.name}
     return found.pop() if len(found) == 1 else None
 
 
-def _digits(nest: Tailed, index: Index | None, axes: Sequence[Axis]) -> Mapping[str, Index] | None:
+def digits_of(nest: Tailed, index: Index | None, axes: Sequence[Axis]) -> Mapping[str, Index] | None:
     """Each axis that walks the convolution's result, by the axes that make it; None where one of both leaves some out."""
-    store, count = _simple(nest).stores[0].index, nest.result.element_count
-    if index is None or _chain(store, _axes(nest), count) is None or (steps := _chain(index, axes, count)) is None:
+    store, count = alone(nest).stores[0].index, nest.result.element_count
+    if index is None or _chain(store, axes_of_result(nest), count) is None or (steps := _chain(index, axes, count)) is None:
         return None
-    extents, found = _extents(nest), dict[str, Index]()
+    extents, found = extents_of_result(nest), dict[str, Index]()
     for axis in axes:
         step = steps[axis.name]
         digit = store.divided(step, extents)
@@ -160,9 +163,9 @@ def _chain(index: Index, axes: Sequence[Axis], count: int) -> dict[str, int] | N
     return steps if reach == count else None
 
 
-def _with_sums(nest: Tailed, tail: Nest) -> Nest:
+def with_sums(nest: Tailed, tail: Nest) -> Nest:
     """The tail, over the axes of the convolution's result, with what that stores in the place of loads of it."""
-    simple, interner = _simple(nest), Interner()
+    simple, interner = alone(nest), Interner()
     own = simple.stores[0].value
     sums = {interner.number(Reduced(each.name, each.type)): Reduced(SUMS, each.type) for each in simple.reductions}
     made = interner.replaced(own, sums)
