@@ -2,6 +2,7 @@
 //
 // Over channels: an end has a type `Row`, what is known of a position (`batch`, `m`, `part`, then results), and
 //   kLevels, kClasses            reductions that need those before; neighbouring columns, each of which has a row of its own
+//   begin(row, sum)              what is known from the row's first sum, if anything is
 //   of(WindowLevel, row, n, sum) the state (`ws_reduce.cuh`) of column n, which may keep something else in the place of its sum
 //   learn(WindowLevel, row, state) keeps a result
 //   finish(row)                  the stores that are made once a row
@@ -70,6 +71,11 @@ struct WindowTileEnd<P, Finish> {
       Row rows[kRows];
 #pragma unroll
       for (int r = 0; r < kRows; ++r) rows[r] = {tile.layer, m < 0 ? 0 : m, (first_column + r) % kClasses};
+      if constexpr (requires(Row& row) { finish.begin(row, 0.0f); }) {
+#pragma unroll
+        for (int r = 0; r < kRows; ++r)
+          finish.begin(rows[r], __shfl_sync(kAllLanes, sums[2 * lower + r], threadIdx.x % 32 / 4 * 4 + rows[r].part / 2));
+      }
       reduce<0>(finish, rows, first_column, lower, sums);
       if (m >= 0 && quarter < kApart) {
 #pragma unroll

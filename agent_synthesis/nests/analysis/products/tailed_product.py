@@ -31,8 +31,8 @@ from agent_synthesis.nests.ir import (
 )
 from agent_synthesis.nests.tailed import Tailed
 
-SUMS = "sums"
-"""The name of the convolution's reduction, among those of what is made of it."""
+SUMS, FIRST = "sums", "first"
+"""What the convolution's own reduction is called, and its result in a row's first column, about which moments are."""
 CLASSES = (1, 2, 4, 8)
 """Channels that a row of sums may be taken apart into, each reduced by itself: every so many columns."""
 
@@ -45,6 +45,8 @@ class ReducedChannels:
     rows: Nest
     """Over `batch`, `m` and, of several classes, `part`; reduced is `k`: column `k · classes + part`. What it
     reduces and stores is of `SUMS`."""
+    first: Expression | None
+    """What `FIRST` is, of the sum of that column; None where nothing is about it."""
     classes: int
     stored: Nest
     """The convolution as if it made the store of elements, or its own where there is none."""
@@ -78,9 +80,12 @@ def reduced_channels(nest: Nest) -> ReducedChannels | None:
         return None
     if any(isinstance(part, Memory) for part in Interner().parts(iteration_space.roots(tail)).values()):
         return None
-    digits = digits_of(nest, index_of_result(nest, tail), tail.parallel + tail.reduced)
-    if digits is None:
+    tail, is_about_first = _about_first(nest, tail)
+    index = index_of_result(nest, tail)
+    digits = digits_of(nest, index, tail.parallel + tail.reduced)
+    if index is None or digits is None:
         return None
+    tail = replace(tail, stores=(*tail.stores, Store(FIRST, Index(), Load(nest.result.name, index, Type.F32))))
     whole = iteration_space.reindexed(tail, lambda index: index.substituted(digits, extents_of_result(nest)), (), ())
     reduced = {name for axis in tail.reduced for name in digits[axis.name].axes()}
     kept = {name for axis in tail.parallel for name in digits[axis.name].axes()}
@@ -95,7 +100,8 @@ def reduced_channels(nest: Nest) -> ReducedChannels | None:
         {"batch": found.groups, "m": positions, "part": inner, "k": outer}, (),
     )  # fmt: skip
     *parallel, k = over.parallel
-    rows = replace(over, parallel=tuple(parallel), reduced=(k,))
+    over = replace(over, parallel=tuple(parallel), reduced=(k,))
+    rows, first = _without_first(over)
     elements = [store for store in rows.stores if rows.is_element_store(store)]
     if len(elements) > 1:
         return None
@@ -108,7 +114,38 @@ def reduced_channels(nest: Nest) -> ReducedChannels | None:
         value = Reduced(found.convolution.reduction.name, Type.F32)
         buffers = (*(each for each in stored.buffers if not each.written), target)
         stored = replace(stored, stores=(Store(target.name, place, value),), buffers=buffers)
-    return ReducedChannels(found, rows, points(inner), stored, bool(elements))
+    return ReducedChannels(found, rows, first if is_about_first else None, points(inner), stored, bool(elements))
+
+
+def _about_first(nest: Tailed, tail: Nest) -> tuple[Nest, bool]:
+    """The tail with `FIRST` in the place of the result at the first element of a row, and whether there is any."""
+    interner, result = Interner(), nest.result.name
+    reduced = {axis.name: Index() for axis in tail.reduced}
+    loads = [
+        part for part in interner.parts(iteration_space.roots(tail)).values()
+        if isinstance(part, Load) and part.buffer == result
+    ]  # fmt: skip
+    firsts = {load.index.substituted(reduced, tail.extents) for load in loads if load.index.axes() & reduced.keys()}
+    about = {interner.number(load): Reduced(FIRST, load.type) for load in loads if load.index in firsts}
+    return _replaced(tail, interner, about), bool(about)
+
+
+def _without_first(over: Nest) -> tuple[Nest, Expression]:
+    """The nest without its last store, and the value of that at the first element of a row."""
+    alone = replace(over, stores=over.stores[-1:], reductions=())
+    begun = iteration_space.reindexed(
+        alone, lambda index: index.substituted({"k": Index()}, over.extents), over.parallel, over.reduced
+    )
+    rows = replace(over, stores=over.stores[:-1])
+    return rows, begun.stores[0].value
+
+
+def _replaced(nest: Nest, interner: Interner, instead: Mapping[int, Expression]) -> Nest:
+    return replace(
+        nest,
+        reductions=tuple(replace(r, value=interner.replaced(r.value, instead)) for r in nest.reductions),
+        stores=tuple(replace(store, value=interner.replaced(store.value, instead)) for store in nest.stores),
+    )
 
 
 def _is_costly(part: Expression, interner: Interner) -> bool:
@@ -175,10 +212,5 @@ def with_sums(nest: Tailed, tail: Nest) -> Nest:
     ]  # fmt: skip
     instead: dict[int, Expression] = {interner.number(load): made for load in loads}
     buffers = {each.name: each for each in (*simple.buffers, *tail.buffers)}
-    joined = replace(
-        tail,
-        reductions=tuple(replace(r, value=interner.replaced(r.value, instead)) for r in tail.reductions),
-        stores=tuple(replace(store, value=interner.replaced(store.value, instead)) for store in tail.stores),
-        buffers=tuple(buffers.values()),
-    )
+    joined = replace(_replaced(tail, interner, instead), buffers=tuple(buffers.values()))
     return iteration_space.touching(joined)

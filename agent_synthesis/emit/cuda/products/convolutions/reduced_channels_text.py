@@ -19,15 +19,15 @@ from agent_synthesis.emit.cuda.stage_state import results, state_of, state_type
 from agent_synthesis.emit.expression import Scope
 from agent_synthesis.emit.spelling import CUDA
 from agent_synthesis.nests import passes
-from agent_synthesis.nests.analysis.products.tailed_product import SUMS, ReducedChannels
+from agent_synthesis.nests.analysis.products.tailed_product import FIRST, SUMS, ReducedChannels
 from agent_synthesis.nests.analysis.stages import Stage
 from agent_synthesis.nests.ir import ARG_REDUCTIONS, Reduction
 from agent_synthesis.nests.tailed import Tailed
 from warpsmith.hardware import Hardware
 
 _MEMBERS = (
-    "Row", "kLevels", "kClasses", "kStores", "of", "learn", "finish", "value", "row", "state", "sum", "n", "batch", "m",
-    "part", "k",
+    "Row", "kLevels", "kClasses", "kStores", "begin", "of", "learn", "finish", "value", "row", "state", "sum", "n", "batch", "m",
+    "part", "first", "k",
 )  # fmt: skip
 """What the struct calls things of its own."""
 
@@ -48,6 +48,8 @@ class ReducedChannelsText(ConvolutionProductText):
         function.axes["k"] = "k" if self._classes > 1 else "n"
         self._results = {r.name: function.reductions[r.name] for r in found.rows.reductions}
         function.reductions = {name: f"row.{given}" for name, given in self._results.items()} | {SUMS: "sum"}
+        self._first = found.first
+        function.reductions[FIRST] = "row.first"
         self._text.function.buffers |= function.buffers
         self._end = replace(self._end, buffers=found.rows.buffers)
 
@@ -73,10 +75,16 @@ class ReducedChannelsText(ConvolutionProductText):
             f"  static constexpr bool kStores = {str(self._stores_elements).lower()};",
             "  struct Row {",
             f"    {offset} batch, m, part;",
+            *(["    float first;"] if self._first else []),
             *(f"    {kinds[name]} {given};" for name, given in self._results.items()),
             "  };",
         ]
         functions: list[str] = []
+        if self._first:
+            first = self._scope([], [])
+            first.expect([self._first])
+            first.line(f"row.first = {first.value(self._first).text};")
+            functions += generated_struct.function("void begin(Row& row, float sum) const", first.lines)
         for number, level in enumerate(self._levels):
             functions += self._level(number, level)
         finish = self._scope([], nest.reductions)
@@ -115,7 +123,7 @@ class ReducedChannelsText(ConvolutionProductText):
     def _scope(self, axes: Sequence[str], known: Sequence[Reduction], level: int = 0) -> Scope:
         """The block of a function of a row or, with the axis of its columns, of an element at a level."""
         nest = self._joined.nest
-        names = [*(axis.name for axis in nest.parallel), *axes, *(f"%{r.name}" for r in known), f"%{SUMS}"]
+        names = [*(axis.name for axis in nest.parallel), *axes, *(f"%{r.name}" for r in known), f"%{SUMS}", f"%{FIRST}"]
         body = Scope(self._joined.function, None, names, depth=2)
         body.define(self._carried[level], "sum")
         if axes and self._classes > 1:

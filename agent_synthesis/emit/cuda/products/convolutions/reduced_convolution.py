@@ -30,8 +30,8 @@ from agent_synthesis.nests.tailed import Tailed
 from agent_synthesis.schedule import Emission
 from warpsmith.errors import IllegalMove
 
-PHASES = (1, 2, 4)
-"""Of a transposed convolution that are pooled together: as many tiles one above the other as the least raster has."""
+PHASES = (1, 2, 4, 8)
+"""Of a transposed convolution that may be pooled together: so many tiles are one above the other in a raster."""
 
 
 class CudaReducedConvolution(CudaConvolutionProduct):
@@ -84,7 +84,9 @@ class CudaReducedConvolution(CudaConvolutionProduct):
                 raise IllegalMove(f"{nest.name}: tiles of {settings.columns} channels, of {made} that are reduced")
             if settings.warpgroups != 2:
                 raise IllegalMove(f"{nest.name}: channels of a convolution are reduced by two warpgroups")
-        elif self.boxes(nest).phases > 1:
+        elif (phases := self.boxes(nest).phases) > 1:
+            if settings.raster % phases:
+                raise IllegalMove(f"{nest.name}: {phases} phases are pooled together, of {settings.raster} rows of tiles")
             registers = 2 * settings.columns // settings.warpgroups + geometry.KERNEL_OVERHEAD_REGISTERS
             if registers > (limit := REGISTERS[settings.warpgroups] // settings.resident):
                 raise IllegalMove(f"{nest.name}: about {registers} registers a thread, of {limit}, with pooled phases")
