@@ -204,7 +204,7 @@ template <class P, class Window> struct WindowProduct : P {
   struct Shared {
     alignas(1024) Element right[P::kStages][P::kTileColumns * P::kStageDepth];
     alignas(1024) Element box[kShape.boxes][(kBoxRows * kRowBytes + 1023) / 1024 * (1024 / sizeof(Element))];
-    Turned turned[P::kPack > 2 && !kIsPooled ? 1 : P::kWarpgroups];
+    Turned turned[P::kWarpgroups];
     Barrier filled[P::kStages], free[P::kStages], box_filled[kShape.boxes], box_free[kShape.boxes];
   };
 

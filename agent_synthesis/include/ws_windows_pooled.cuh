@@ -17,7 +17,7 @@ template <class P, class Finish>
 struct WindowTileEnd<P, Finish> {
   using State = Fold<typename Finish::Pooled, float>;
   static_assert(P::kSlices == 1, "sums are whole");
-  static constexpr int kWindows = P::windows(0) * P::windows(1) * P::windows(2) * P::windows(3), kPairThreads = 256;
+  static constexpr int kWindows = P::windows(0) * P::windows(1) * P::windows(2) * P::windows(3), kPairThreads = 256, kPairBarrier = 5;
   float kept[P::kTurn > 1 ? P::kSums : 1];
 
   // The row of a tile with these outputs.
@@ -82,7 +82,7 @@ struct WindowTileEnd<P, Finish> {
     const typename P::Place place(first_row / kTileRows);
 #pragma unroll
     for (int begin = 0; begin < P::kOwnColumns; begin += kTurnedColumns) {
-      meet_at<kPairThreads>(1 + pair);
+      meet_at<kPairThreads>(kPairBarrier + pair);
 #pragma unroll
       for (int i = 0; i < kTurnedColumns / 8; ++i) {
         const float* from = values + (begin / 8 + i) * 4;
@@ -90,7 +90,7 @@ struct WindowTileEnd<P, Finish> {
         *reinterpret_cast<Pack<float, 2>*>(&turned[warpgroup % 2].sums[own_row][column]) = {from[0], from[1]};
         *reinterpret_cast<Pack<float, 2>*>(&turned[warpgroup % 2].sums[own_row + 8][column]) = {from[2], from[3]};
       }
-      meet_at<kPairThreads>(1 + pair);
+      meet_at<kPairThreads>(kPairBarrier + pair);
       for (int item = thread; item < kWindows * kTurnedColumns; item += kPairThreads) {
         const int column = item / kWindows, n = first_column + begin + column;
         int rest = item % kWindows, window[4], first[4], number = 0;

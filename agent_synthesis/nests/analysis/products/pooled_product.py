@@ -13,6 +13,7 @@ from agent_synthesis.nests import iteration_space, sliding_window
 from agent_synthesis.nests.analysis.products.convolution_product import ConvolutionProduct, convolution_product
 from agent_synthesis.nests.analysis.products.product_end import over_axes
 from agent_synthesis.nests.analysis.products.tailed_product import (
+    alone,
     axes_of_result,
     digits_of,
     extents_of_result,
@@ -90,7 +91,7 @@ def pooled_product(nest: Nest) -> PooledProduct | None:
     if any(pool is None and each is not None for pool, each in zip(pools, found.phases, strict=True)):
         return None
     joined = with_sums(
-        nest, iteration_space.reindexed(pooled, lambda index: index.substituted(digits, extents_of_result(nest)), (), ())
+        alone(nest), iteration_space.reindexed(pooled, lambda index: index.substituted(digits, extents_of_result(nest)), (), ())
     )
     groups = {"batch": found.groups, "m": (*found.images, *found.outputs), "n": found.made}
     values = over_axes(replace(joined, parallel=axes_of_result(nest)), groups, ())
@@ -146,9 +147,9 @@ def _stored(
             instead[slide.output.name] = Index.axis(windows[d][0].name)
     extents = extents_of_result(nest) | {axis.name: axis.extent for axes in windows.values() for axis in axes}
     along = [axis for d, axes in enumerate(_outputs(found)) for axis in windows.get(d, axes)]
-    alone = replace(tail, reductions=())
+    pointwise = replace(tail, reductions=())
     moved = iteration_space.reindexed(
-        alone, lambda index: index.substituted(instead, extents), (*found.groups, *found.images, *along, *found.made), ()
+        pointwise, lambda index: index.substituted(instead, extents), (*found.groups, *found.images, *along, *found.made), ()
     )
     groups = {"batch": found.groups, "m": (*found.images, *along), "n": found.made}
     return iteration_space.touching(over_axes(moved, groups, ()))

@@ -93,7 +93,7 @@ def reduced_channels(nest: Nest) -> ReducedChannels | None:
     outer = found.made[: len(found.made) - len(inner)]
     if reduced != {axis.name for axis in outer} or reduced & kept or points(inner) not in CLASSES:
         return None
-    joined = with_sums(nest, whole)
+    joined = with_sums(alone(nest), whole)
     positions = (*found.images, *found.outputs)
     over = over_axes(
         replace(joined, parallel=axes_of_result(nest)),
@@ -177,7 +177,7 @@ def index_of_result(nest: Tailed, tail: Nest) -> Index | None:
 def digits_of(nest: Tailed, index: Index | None, axes: Sequence[Axis]) -> Mapping[str, Index] | None:
     """Each axis that walks the convolution's result, by the axes that make it; None where one of both leaves some out."""
     store, count = alone(nest).stores[0].index, nest.result.element_count
-    if index is None or _chain(store, axes_of_result(nest), count) is None or (steps := _chain(index, axes, count)) is None:
+    if index is None or chain(store, axes_of_result(nest), count) is None or (steps := chain(index, axes, count)) is None:
         return None
     extents, found = extents_of_result(nest), dict[str, Index]()
     for axis in axes:
@@ -187,7 +187,7 @@ def digits_of(nest: Tailed, index: Index | None, axes: Sequence[Axis]) -> Mappin
     return found
 
 
-def _chain(index: Index, axes: Sequence[Axis], count: int) -> dict[str, int] | None:
+def chain(index: Index, axes: Sequence[Axis], count: int) -> dict[str, int] | None:
     """The steps of axes that walk `count` neighbours, each element once; None where they do not."""
     steps = {axis.name: index.coefficient(axis.name) or 0 for axis in axes}
     if index.offset or index.axes() != steps.keys() or any(not isinstance(atom, str) for atom, _ in index.terms):
@@ -200,15 +200,14 @@ def _chain(index: Index, axes: Sequence[Axis], count: int) -> dict[str, int] | N
     return steps if reach == count else None
 
 
-def with_sums(nest: Tailed, tail: Nest) -> Nest:
-    """The tail, over the axes of the convolution's result, with what that stores in the place of loads of it."""
-    simple, interner = alone(nest), Interner()
-    own = simple.stores[0].value
+def with_sums(simple: Nest, tail: Nest) -> Nest:
+    """The tail, over the axes of a convolution's result, with what that stores in the place of loads of it."""
+    (store,), interner = simple.stores, Interner()
     sums = {interner.number(Reduced(each.name, each.type)): Reduced(SUMS, each.type) for each in simple.reductions}
-    made = interner.replaced(own, sums)
+    made = interner.replaced(store.value, sums)
     loads = [
         part for part in interner.parts(iteration_space.roots(tail)).values()
-        if isinstance(part, Load) and part.buffer == nest.result.name
+        if isinstance(part, Load) and part.buffer == store.buffer
     ]  # fmt: skip
     instead: dict[int, Expression] = {interner.number(load): made for load in loads}
     buffers = {each.name: each for each in (*simple.buffers, *tail.buffers)}

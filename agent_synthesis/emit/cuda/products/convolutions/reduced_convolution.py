@@ -1,14 +1,17 @@
-"""CUDA schedule of convolutions whose result is reduced at once, over channels or in windows that pool it.
+"""CUDA schedule of convolutions whose result is reduced at once: over channels, in windows that pool it, or over space.
 
 The one idea: where a tile has all that a result is reduced of, the tile's end makes the reduction in the place of the
-stores, so that nothing of the convolution itself goes to memory. Tiles and settings are `cuda_convolution_product`'s;
-texts are in `reduced_channels_text` and `pooled_text`.
+stores, so that nothing of the convolution itself goes to memory; where what is reduced is larger, the end leaves a part.
+Tiles and settings are `cuda_convolution_product`'s; texts are in `reduced_channels_text`, `pooled_text`, `spread_text`.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from agent_synthesis.emit import function_text
 from agent_synthesis.emit.cuda import geometry
+from agent_synthesis.emit.cuda.pointwise import CudaPointwise
 from agent_synthesis.emit.cuda.products.convolutions.convolution_product import (
     COLUMNS,
     ENGINE_OF,
@@ -16,20 +19,24 @@ from agent_synthesis.emit.cuda.products.convolutions.convolution_product import 
     ConvolutionProductSettings,
     CudaConvolutionProduct,
 )
+from agent_synthesis.emit.cuda.products.convolutions.convolution_product_text import ConvolutionProductText
 from agent_synthesis.emit.cuda.products.convolutions.pooled_text import PooledText
 from agent_synthesis.emit.cuda.products.convolutions.reduced_channels_text import ReducedChannelsText
+from agent_synthesis.emit.cuda.products.convolutions.spread_text import SpreadText, states_bytes
 from agent_synthesis.emit.cuda.products.convolutions.window_boxes import WHOLE, Boxes
 from agent_synthesis.emit.cuda.products.product_engine import ENGINES
 from agent_synthesis.nests import iteration_space
 from agent_synthesis.nests.analysis.convolution import is_hopeful
 from agent_synthesis.nests.analysis.products.convolution_product import points
 from agent_synthesis.nests.analysis.products.pooled_product import PooledProduct, pooled_product
+from agent_synthesis.nests.analysis.products.spread_product import SpreadProduct, spread_product
 from agent_synthesis.nests.analysis.products.tailed_product import ReducedChannels, reduced_channels
 from agent_synthesis.nests.ir import Nest, remembered
 from agent_synthesis.nests.tailed import Tailed
-from agent_synthesis.schedule import Emission
+from agent_synthesis.schedule import Emission, Footprint
 from warpsmith.errors import IllegalMove
 
+Found = ReducedChannels | PooledProduct | SpreadProduct
 PHASES = (1, 2, 4, 8)
 """Of a transposed convolution that may be pooled together: so many tiles are one above the other in a raster."""
 
@@ -50,7 +57,9 @@ class CudaReducedConvolution(CudaConvolutionProduct):
         boxes = self.boxes(nest)
         if isinstance(found, ReducedChannels) and points(found.product.made) > COLUMNS[-1]:
             return False
-        if isinstance(found, PooledProduct) and (boxes.phases not in PHASES or not boxes.possible):
+        if not boxes.possible or (isinstance(found, PooledProduct) and boxes.phases not in PHASES):
+            return False
+        if isinstance(found, SpreadProduct) and found.elements and not CudaPointwise(self.hardware).accepts(found.elements):
             return False
         result = nest.result.element_count * nest.result.type.size_bytes
         return (result >= boxes.laid_bytes or not is_hopeful(nest.convolution)) and self.fits(boxes)
@@ -65,13 +74,30 @@ class CudaReducedConvolution(CudaConvolutionProduct):
             raise IllegalMove(f"{nest.name} reduces no convolution over what a tile has whole")
         assert isinstance(nest, Tailed)
         self.require(nest, settings)
-        given, found = (self.boxes(nest), settings.tiling, settings.boxes), _found(nest)
-        if isinstance(found, ReducedChannels):
-            text: ReducedChannelsText | PooledText = ReducedChannelsText(self.hardware, nest, found, *given)
-        else:
-            text = PooledText(self.hardware, nest, found, *given)
+        given, last = (self.boxes(nest), settings.tiling, settings.boxes), None
+        match _found(nest):
+            case ReducedChannels() as found:
+                text: ConvolutionProductText = ReducedChannelsText(self.hardware, nest, found, *given)
+            case PooledProduct() as found:
+                text = PooledText(self.hardware, nest, found, *given)
+            case SpreadProduct() as found:
+                text, pointwise = SpreadText(self.hardware, nest, found, *given), CudaPointwise(self.hardware)
+                last = pointwise.emit(found.elements, pointwise.defaults(found.elements)) if found.elements else None
         kernels, headers = text.kernels()
-        return text.emission(function_text.header(nest, self.name, settings), kernels, headers)
+        return text.emission(function_text.header(nest, self.name, settings), kernels, headers, last)
+
+    def footprint(self, nest: Nest, settings: ConvolutionProductSettings) -> Footprint:
+        """What lies between the kernels is written and read once."""
+        given, found = super().footprint(nest, settings), _found(nest)
+        if not isinstance(found, SpreadProduct):
+            return given
+        spaces = [*found.kept, *([found.result] if found.result else [])]
+        between = states_bytes(found, self.boxes(nest)) + sum(s.element_count * s.type.size_bytes for s in spaces)
+        return replace(
+            given,
+            extra_bytes=given.extra_bytes + 2 * between,
+            launch_count=given.launch_count + 1 + (found.elements is not None),
+        )
 
     def require(self, nest: Nest, settings: ConvolutionProductSettings) -> None:
         """Checks too that a block has all that it reduces, summed to the end. Raises IllegalMove."""
@@ -84,7 +110,7 @@ class CudaReducedConvolution(CudaConvolutionProduct):
                 raise IllegalMove(f"{nest.name}: tiles of {settings.columns} channels, of {made} that are reduced")
             if settings.warpgroups != 2:
                 raise IllegalMove(f"{nest.name}: channels of a convolution are reduced by two warpgroups")
-        elif (phases := self.boxes(nest).phases) > 1:
+        elif isinstance(found, PooledProduct) and (phases := self.boxes(nest).phases) > 1:
             if settings.raster % phases:
                 raise IllegalMove(f"{nest.name}: {phases} phases are pooled together, of {settings.raster} rows of tiles")
             registers = 2 * settings.columns // settings.warpgroups + geometry.KERNEL_OVERHEAD_REGISTERS
@@ -97,14 +123,14 @@ class CudaReducedConvolution(CudaConvolutionProduct):
 def _boxes(nest: Nest) -> Boxes:
     found = _found(nest)
     pools = found.pools if isinstance(found, PooledProduct) else WHOLE
-    return Boxes(found.product, ENGINES[ENGINE_OF[found.product.type]], pools)
+    return Boxes(found.product, ENGINES[ENGINE_OF[found.product.type]], pools, isinstance(found, SpreadProduct))
 
 
-def _reduced(nest: Nest) -> ReducedChannels | PooledProduct | None:
-    return reduced_channels(nest) or pooled_product(nest)
+def _reduced(nest: Nest) -> Found | None:
+    return reduced_channels(nest) or pooled_product(nest) or spread_product(nest)
 
 
-def _found(nest: Nest) -> ReducedChannels | PooledProduct:
+def _found(nest: Nest) -> Found:
     found = _reduced(nest)
     assert found is not None, nest.name
     return found

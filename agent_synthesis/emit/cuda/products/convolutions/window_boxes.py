@@ -270,6 +270,8 @@ class Boxes:
     engine: Engine
     pools: Pools = WHOLE
     """Windows over its outputs, which a tile has whole."""
+    of_images: bool = False
+    """Whether a tile may be of one image alone."""
 
     @functools.cached_property
     def dimensions(self) -> tuple[Dimension, Dimension, Dimension]:
@@ -330,6 +332,7 @@ class Boxes:
         return [
             box for box in all_
             if box.bytes <= MOST_BOX_BYTES and max(box.extents) <= TENSOR_MAP_BOX and min(box.windows) > 0
+            and (box.tile[3] == 1 or not self.of_images)
         ]  # fmt: skip
 
     @functools.cached_property
