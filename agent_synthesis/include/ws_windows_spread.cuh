@@ -60,7 +60,7 @@ struct WindowTileEnd<P, Finish> {
     // A column's eight threads are neighbours; each has every eighth row.
     const int pair = warpgroup / 2, thread = threadIdx.x % 128 + warpgroup % 2 * 128, part = thread % kLanes;
     unsigned is_one = 0;
-#pragma unroll
+#pragma unroll 1
     for (int k = 0; k < kOwnRows; ++k) is_one |= (P::position(first_row + part + kLanes * k) >= 0 ? 1u : 0u) << k;
     const float count = fold_lanes<Sum, kLanes>(static_cast<float>(__popc(is_one)));
     const int number = first_row / kTileRows;
@@ -79,20 +79,18 @@ struct WindowTileEnd<P, Finish> {
       }
       meet_at<kPairThreads>(kPairBarrier + pair);
       const int column = thread / kLanes, n = first_column + begin + column;
-      float values[kOwnRows];
-#pragma unroll
-      for (int k = 0; k < kOwnRows; ++k) values[k] = turned[k / (kOwnRows / 2)].sums[(part + kLanes * k) % 64][column];
+      const auto value = [&](int k) { return turned[k / (kOwnRows / 2)].sums[(part + kLanes * k) % 64][column]; };
       State all = State::empty();
-#pragma unroll
+#pragma unroll 4
       for (int k = 0; k < kOwnRows; ++k)
-        if (is_one >> k & 1) all = State::join(all, {values[k]});
+        if (is_one >> k & 1) all = State::join(all, {value(k)});
       all = State::template over_lanes<kLanes>(all);
       float squares = 0.0f;
       if constexpr (Spread::kIsMoments) {
         all.value = count > 0.0f ? all.value / count : 0.0f;
-#pragma unroll
+#pragma unroll 4
         for (int k = 0; k < kOwnRows; ++k)
-          if (is_one >> k & 1) squares += (values[k] - all.value) * (values[k] - all.value);
+          if (is_one >> k & 1) squares += (value(k) - all.value) * (value(k) - all.value);
         squares = fold_lanes<Sum, kLanes>(squares);
       }
       if (part == 0 && n < P::kN && number < States::kTiles) {
@@ -129,32 +127,41 @@ template <class Op> WS_INLINE double over_block(double (&box)[kSpreadThreads / 3
   return all;
 }
 
-// `column(each)` is one of `count` that a row has; its states are those of its image's tiles.
-template <class P, class Spread, class Column>
-WS_INLINE SpreadTotal joined_row(double (&box)[kSpreadThreads / 32], const float* __restrict__ states, int count,
-                                 const Column& column) {
+// The states of a row: `column(each)` is one of `count` that it has, each with the tiles of its image.
+template <class P, class Column> struct SpreadRow {
   using States = SpreadStates<P>;
-  using Op = typename Spread::Functor;
-  const auto visit = [&](const auto& take) {
+  const float* __restrict__ states;
+  int count;
+  const Column& column;
+
+  // `take(tile, state)` for those of the thread.
+  template <class Take> WS_INLINE void each(const Take& take) const {
     for (int64 i = threadIdx.x; i < static_cast<int64>(count) * States::kTilesOfImage; i += kSpreadThreads) {
       const SpreadColumn own = column(static_cast<int>(i % count));
       const int tile = own.image * States::kTilesOfImage + static_cast<int>(i / count);
       take(tile, states + States::place(own.layer, tile, own.n));
     }
-  };
+  }
+};
+
+template <class P, class Spread, class Column>
+WS_INLINE SpreadTotal joined_row(double (&box)[kSpreadThreads / 32], const float* __restrict__ states, int count,
+                                 const Column& column) {
+  constexpr int64 kPlane = SpreadStates<P>::kPlane;
+  using Op = typename Spread::Functor;
+  const SpreadRow<P, Column> row{states, count, column};
   double all = Op::template neutral<double>(), outputs = 0.0, squares = 0.0;
   if constexpr (!Spread::kIsMoments) {
-    visit([&](int, const float* from) { all = Op::template of<double>(all, from[0]); });
+    row.each([&](int, const float* from) { all = Op::template of<double>(all, from[0]); });
     return {over_block<Op>(box, all), 0.0, 0.0};
+  } else {
+    const float* counts = states + 2 * kPlane;
+    row.each([&](int tile, const float* from) { all += static_cast<double>(from[0]) * counts[tile], outputs += counts[tile]; });
+    outputs = over_block<Sum>(box, outputs);
+    const double mean = over_block<Sum>(box, all) / outputs;
+    row.each([&](int tile, const float* from) { squares += from[kPlane] + (from[0] - mean) * (from[0] - mean) * counts[tile]; });
+    return {mean, outputs, over_block<Sum>(box, squares)};
   }
-  const float* counts = states + 2 * States::kPlane;
-  visit([&](int tile, const float* from) { all += static_cast<double>(from[0]) * counts[tile], outputs += counts[tile]; });
-  outputs = over_block<Sum>(box, outputs);
-  const double mean = over_block<Sum>(box, all) / outputs;
-  visit([&](int tile, const float* from) {
-    squares += from[States::kPlane] + (from[0] - mean) * (from[0] - mean) * counts[tile];
-  });
-  return {mean, outputs, over_block<Sum>(box, squares)};
 }
 
 }  // namespace ws

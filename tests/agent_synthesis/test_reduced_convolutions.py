@@ -42,9 +42,18 @@ OF_WINDOWS: list[Convolve] = [
     lambda x, w: F.avg_pool2d(F.conv2d(x, w), 4, ceil_mode=True).sigmoid(),
     lambda x, w: F.max_pool2d(F.conv2d(x, w), (1, 5), dilation=2),
 ]
+OVER_SPACE: list[Convolve] = [
+    lambda x, w: F.gelu(F.conv2d(x, w)).mean((2, 3), keepdim=True),
+    lambda x, w: F.conv2d(x, w).amax((1, 2, 3)).tanh(),
+    lambda x, w: F.group_norm(F.silu(F.conv2d(x, w)), 8),
+    lambda x, w: F.instance_norm(F.conv2d(x, w)).sigmoid(),
+    lambda x, w: F.batch_norm(F.conv_transpose2d(x, w.transpose(0, 1), stride=2), None, None, training=True).relu(),
+    lambda x, w: F.conv2d(x, w).var((0, 2, 3)),
+]
 APART: list[Convolve] = [
     lambda x, w: F.conv2d(x, w).softmax(3),
     lambda x, w: F.avg_pool2d(F.conv2d(x, w), 20),
+    lambda x, w: F.max_pool2d(F.conv2d(x, w), 7, 1),  # a tile would have few whole windows
     lambda x, w: F.conv2d(x, w.repeat(8, 1, 1, 1)).amax(1),
     lambda x, w: F.conv2d(x, w).cumsum(1),
 ]
@@ -69,14 +78,29 @@ def test_what_a_tile_has_whole_is_reduced_there(function: Convolve) -> None:
             SCHEDULE.emit(nest, other)
 
 
+@pytest.mark.parametrize("function", OVER_SPACE)
+def test_tiles_leave_states_of_what_goes_beyond_them(function: Convolve) -> None:
+    nest = nest_of(function, *empty(X, W))
+    assert isinstance(nest, Tailed)
+    assert SCHEDULE.accepts(nest)
+    settings = SCHEDULE.defaults(nest)
+    emission = SCHEDULE.emit(nest, settings)
+    assert len(emission.launches) == SCHEDULE.footprint(nest, settings).launch_count
+    named = {buffer.name for buffer in (*nest.buffers, *emission.workspaces)}
+    for launch in emission.launches:
+        assert {a.tensor_map.buffer or a.buffer for a in launch.arguments} | {*launch.writes} <= named
+    results = [each for each in emission.workspaces if each.name.endswith("_result")]
+    assert len(results) == (nest.result.element_count in {b.element_count for b in nest.buffers} or "var" in nest.comment)
+
+
 @pytest.mark.parametrize("function", APART)
 def test_other_reductions_stay_apart(function: Convolve) -> None:
     assert not SCHEDULE.accepts(nest_of(function, *empty(X, W)))
 
 
-@pytest.mark.parametrize("function", [OF_CHANNELS[1], OF_CHANNELS[2], OF_WINDOWS[1]])
+@pytest.mark.parametrize("function", [OF_CHANNELS[1], OF_WINDOWS[1], OVER_SPACE[2]])
 def test_both_nests_together_mean_what_the_calls_do(function: Convolve) -> None:
-    case = Case.of(function, drawn(((1, 3, 7, 6), (4, 3, 3, 3))))
+    case = Case.of(function, drawn(((1, 3, 7, 6), (8, 3, 3, 3))))
     memory = {b.name: torch.zeros(b.element_count, dtype=TORCH[b.type]) for b in case.nest.buffers if b.written}
     interpreter.run(case.nest, {**case.inputs, **memory})
     case.check(memory)
@@ -110,6 +134,7 @@ def test_a_result_that_others_read_is_stored() -> None:
     [
         (OF_CHANNELS[0], ((64, 64, 256, 256), (128, 64, 3, 3)), torch.float32, 96),
         (OF_CHANNELS[2], ((32, 64, 128, 128), (64, 64, 3, 3)), torch.bfloat16, 16),
+        (OVER_SPACE[2], ((128, 64, 128, 128), (64, 64, 3, 3)), torch.float32, 16),
         (OF_WINDOWS[0], ((128, 64, 128, 128), (128, 64, 3, 3)), torch.float32, 16),
         (
             lambda x, w: F.max_pool3d(F.conv_transpose3d(x, w, stride=2, padding=2), 2),
@@ -123,7 +148,7 @@ def test_large_ones_compile_for_sm_90a_and_spill_little(
     nest = nest_of(function, *empty(*shapes, dtype=dtype))
     told = compile_cuda(SCHEDULE.emit(nest, SCHEDULE.defaults(nest)))
     found = [int(each) for each in re.findall(r"(\d+) bytes spill stores", told)]
-    assert len(found) == 2
+    assert len(found) >= 2
     assert max(found) <= spilled
 
 

@@ -40,7 +40,6 @@ POOLED: list[tuple[Convolve, Shapes, torch.dtype]] = [
         lambda x, w: F.avg_pool2d(F.mish(F.conv2d(x, w)), 3, 2, 1, count_include_pad=False, ceil_mode=True).tanh(),
         ((1, 16, 11, 10), (70, 16, 2, 2)), BF16,
     ),
-    (lambda x, w: F.max_pool3d(F.conv3d(x, w), (1, 3, 2)), ((1, 16, 3, 7, 9), (20, 16, 2, 1, 2)), F32),
     (
         lambda x, w, b: F.max_pool2d(F.conv_transpose2d(x, w, b, stride=2, output_padding=1), 4, 2, 2),
         ((1, 16, 5, 7), (16, 20, 3, 3), (20,)), F32,
@@ -48,7 +47,23 @@ POOLED: list[tuple[Convolve, Shapes, torch.dtype]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("kinds", [CHANNELS, POOLED], ids=["channels", "pooled"])
+SPREAD: list[tuple[Convolve, Shapes, torch.dtype]] = [
+    (
+        lambda x, w, b: F.gelu(F.conv_transpose2d(x, w, b, stride=2, padding=1)).mean((2, 3), keepdim=True) * 2,
+        ((2, 16, 8, 15), (16, 66, 3, 3), (66,)), BF16,
+    ),
+    (
+        lambda x, w, b: F.group_norm(F.silu(F.conv2d(x, w, b) + 99), 4, b, b),
+        ((2, 16, 9, 13), (24, 16, 3, 1), (24,)), F32,
+    ),
+    (
+        lambda x, w, b: F.batch_norm(F.conv2d(x, w), None, None, b, training=True).relu(),
+        ((2, 16, 9, 13), (24, 16, 3, 1), (24,)), F32,
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("kinds", [CHANNELS, POOLED, SPREAD], ids=["channels", "pooled", "spread"])
 def test_every_kind_is_computed(simulator: Simulator, kinds: list[tuple[Convolve, Shapes, torch.dtype]]) -> None:
     cases, simulations = [], []
     for number, (function, shapes, dtype) in enumerate(kinds):

@@ -23,7 +23,7 @@ from agent_synthesis.emit.cuda.products.convolutions.convolution_product_text im
 from agent_synthesis.emit.cuda.products.convolutions.pooled_text import PooledText
 from agent_synthesis.emit.cuda.products.convolutions.reduced_channels_text import ReducedChannelsText
 from agent_synthesis.emit.cuda.products.convolutions.spread_text import SpreadText, states_bytes
-from agent_synthesis.emit.cuda.products.convolutions.window_boxes import WHOLE, Boxes
+from agent_synthesis.emit.cuda.products.convolutions.window_boxes import STORED_BYTES_A_CYCLE, WHOLE, Boxes
 from agent_synthesis.emit.cuda.products.product_engine import ENGINES
 from agent_synthesis.nests import iteration_space
 from agent_synthesis.nests.analysis.convolution import is_hopeful
@@ -37,6 +37,8 @@ from agent_synthesis.schedule import Emission, Footprint
 from warpsmith.errors import IllegalMove
 
 Found = ReducedChannels | PooledProduct | SpreadProduct
+MOST_COLUMNS = 128
+"""Of tiles that are compared."""
 PHASES = (1, 2, 4, 8)
 """Of a transposed convolution that may be pooled together: so many tiles are one above the other in a raster."""
 
@@ -52,7 +54,7 @@ class CudaReducedConvolution(CudaConvolutionProduct):
         found = _reduced(nest)
         if found is None or found.product.type not in ENGINE_OF or not isinstance(nest, Tailed):
             return False
-        if any(iteration_space.reads_what_it_writes(member) for member in nest.members):
+        if not _is_safe(nest, found):
             return False
         boxes = self.boxes(nest)
         if isinstance(found, ReducedChannels) and points(found.product.made) > COLUMNS[-1]:
@@ -61,8 +63,19 @@ class CudaReducedConvolution(CudaConvolutionProduct):
             return False
         if isinstance(found, SpreadProduct) and found.elements and not CudaPointwise(self.hardware).accepts(found.elements):
             return False
+        return self.fits(boxes) and self.gains(nest, boxes)
+
+    def gains(self, nest: Tailed, boxes: Boxes) -> bool:
+        """Whether the result is worth not reading: more than what is laid out for tensor cores, where plain floats would
+        do, and than what tiles of whole windows or of one image make twice or in vain."""
         result = nest.result.element_count * nest.result.type.size_bytes
-        return (result >= boxes.laid_bytes or not is_hopeful(nest.convolution)) and self.fits(boxes)
+        if result < boxes.laid_bytes and is_hopeful(nest.convolution):
+            return False
+        product, size = boxes.product, boxes.product.type.size_bytes
+        columns = min(MOST_COLUMNS, geometry.round_up(points(product.made), COLUMNS[0]))
+        own, plain = (each.box.cycles(columns, size) for each in (boxes, Boxes(product, boxes.engine)))
+        tiles = points(product.groups) * -(-points(product.made) // columns)
+        return (own - plain) * tiles <= result / STORED_BYTES_A_CYCLE
 
     def boxes(self, nest: Nest) -> Boxes:
         """Those of the convolution, with whole windows."""
@@ -124,6 +137,13 @@ def _boxes(nest: Nest) -> Boxes:
     found = _found(nest)
     pools = found.pools if isinstance(found, PooledProduct) else WHOLE
     return Boxes(found.product, ENGINES[ENGINE_OF[found.product.type]], pools, isinstance(found, SpreadProduct))
+
+
+def _is_safe(nest: Tailed, found: Found) -> bool:
+    """Whether no kernel reads what it overwrites, but for a norm's statistics, each of which a row reads first."""
+    if isinstance(found, SpreadProduct):
+        return all(map(iteration_space.is_safe_in_place, (nest.convolution, nest.tail, found.rows)))
+    return not any(map(iteration_space.reads_what_it_writes, nest.members))
 
 
 def _reduced(nest: Nest) -> Found | None:
