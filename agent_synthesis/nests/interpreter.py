@@ -54,8 +54,8 @@ def run(nest: Nest, memory: Mapping[str, torch.Tensor]) -> None:
         return
     if isinstance(nest, Tailed):
         between = torch.zeros(nest.result.element_count, dtype=TORCH[nest.result.type])
-        for member in nest.members:
-            run(member, {**memory, nest.result.name: between})
+        for each in nest.members:
+            run(each, {**memory, nest.result.name: between})
         return
     if isinstance(nest, AttentionBackward):
         nest.run(memory)

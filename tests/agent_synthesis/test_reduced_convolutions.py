@@ -1,4 +1,4 @@
-"""Convolutions whose result is reduced where it is made: which are, what a plan makes of them, and that they compile."""
+"""Convolutions whose result is reduced where it is made: which are, what a plan makes of them, how they compile."""
 
 from __future__ import annotations
 
@@ -86,11 +86,13 @@ def test_tiles_leave_states_of_what_goes_beyond_them(function: Convolve) -> None
     settings = SCHEDULE.defaults(nest)
     emission = SCHEDULE.emit(nest, settings)
     assert len(emission.launches) == SCHEDULE.footprint(nest, settings).launch_count
-    named = {buffer.name for buffer in (*nest.buffers, *emission.workspaces)}
+    named = {buffer.name for buffer in nest.buffers} | {buffer.name for buffer in emission.workspaces}
     for launch in emission.launches:
         assert {a.tensor_map.buffer or a.buffer for a in launch.arguments} | {*launch.writes} <= named
     results = [each for each in emission.workspaces if each.name.endswith("_result")]
-    assert len(results) == (nest.result.element_count in {b.element_count for b in nest.buffers} or "var" in nest.comment)
+    assert len(results) == (
+        nest.result.element_count in {b.element_count for b in nest.buffers} or "var" in nest.comment
+    )
 
 
 @pytest.mark.parametrize("function", APART)
@@ -124,7 +126,10 @@ def test_a_whole_plan_does_not_store_what_is_reduced_at_once() -> None:
 
 def test_a_result_that_others_read_is_stored() -> None:
     x, w = torch.empty(8, 16, 30, 30), torch.empty(48, 16, 3, 3)
-    for function in (lambda x, w: (y := F.conv2d(x, w), y.amax(1)), lambda x, w: (y := F.conv2d(x, w), F.max_pool2d(y, 2))):
+    for function in (
+        lambda x, w: (y := F.conv2d(x, w), y.amax(1)),
+        lambda x, w: (y := F.conv2d(x, w), F.max_pool2d(y, 2)),
+    ):
         schedules, _ = plan_of(function, x, w)
         assert "cuda_convolution_reduced" not in schedules
 

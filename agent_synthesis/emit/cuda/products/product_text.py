@@ -149,16 +149,9 @@ class ProductText:
         axes = [names.axes.get(name) or self._names.take(name) for name in ("batch", "m")]
         places = ", ".join(f"{offset} {axis}" for axis in (*axes, column))
         buffers = (f"  {self._pointer(each)} {names.buffers[each.name]};" for each in self._end.buffers)
-        width = max(2, self._width)
-        function = [f"  WS_INLINE {head}({places}, ws::Pack<float, {width}> {sums}) const {{", *lines, "  }"]
-        return [
-            f"struct {self.entry}_end {{",
-            *members,
-            *buffers,
-            *(function if head else []),
-            *more,
-            "};",
-        ]
+        given_sums = f"ws::Pack<float, {max(2, self._width)}> {sums}"
+        function = [f"  WS_INLINE {head}({places}, {given_sums}) const {{", *lines, "  }"] if head else []
+        return [f"struct {self.entry}_end {{", *members, *buffers, *function, *more, "};"]
 
     def _pointer(self, buffer: BufferRef) -> str:
         kind = f"{self._text.function.dialect.storage[buffer.type]}*"

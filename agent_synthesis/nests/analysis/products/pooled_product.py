@@ -1,7 +1,7 @@
 """Convolutions whose result is pooled where it is made: windows over its dimensions, and what is reduced in them.
 
-The one idea: what is pooled of a position is a function of the convolution's own axes, so that it is computed once for all
-windows that see it. A transposed convolution's phases are pooled one after the other where windows are made of them all.
+The one idea: what is pooled of a position is a function of the convolution's own axes, so that it is computed once for
+all windows that see it. A transposed convolution's phases are pooled one after the other, where windows have them all.
 """
 
 from __future__ import annotations
@@ -91,7 +91,8 @@ def pooled_product(nest: Nest) -> PooledProduct | None:
     if any(pool is None and each is not None for pool, each in zip(pools, found.phases, strict=True)):
         return None
     joined = with_sums(
-        alone(nest), iteration_space.reindexed(pooled, lambda index: index.substituted(digits, extents_of_result(nest)), (), ())
+        alone(nest),
+        iteration_space.reindexed(pooled, lambda index: index.substituted(digits, extents_of_result(nest)), (), ()),
     )
     groups = {"batch": found.groups, "m": (*found.images, *found.outputs), "n": found.made}
     values = over_axes(replace(joined, parallel=axes_of_result(nest)), groups, ())
@@ -149,7 +150,10 @@ def _stored(
     along = [axis for d, axes in enumerate(_outputs(found)) for axis in windows.get(d, axes)]
     pointwise = replace(tail, reductions=())
     moved = iteration_space.reindexed(
-        pointwise, lambda index: index.substituted(instead, extents), (*found.groups, *found.images, *along, *found.made), ()
+        pointwise,
+        lambda index: index.substituted(instead, extents),
+        (*found.groups, *found.images, *along, *found.made),
+        (),
     )
     groups = {"batch": found.groups, "m": (*found.images, *along), "n": found.made}
     return iteration_space.touching(over_axes(moved, groups, ()))

@@ -1,7 +1,7 @@
 """Convolutions whose result is reduced over space: what tiles leave of each channel, and what that becomes.
 
-The one idea: a tile has a part of what is reduced, so it leaves a state of each of its channels; a row's states are joined
-by a kernel of their own. A norm then needs the result once more, and reads it where the tiles have stored it.
+The one idea: a tile has a part of what is reduced, so it leaves a state of each of its channels; a row's states are
+joined by a kernel of their own. A norm then needs the result once more, and reads it where the tiles have stored it.
 """
 
 from __future__ import annotations
@@ -157,7 +157,10 @@ class _Fine:
         owner = dict[str, tuple[Axis, int]]()
         for part in simple.parallel:
             for axis in walked:
-                if steps[axis.name] <= own[part.name] and own[part.name] * part.extent <= steps[axis.name] * axis.extent:
+                if (
+                    steps[axis.name] <= own[part.name]
+                    and own[part.name] * part.extent <= steps[axis.name] * axis.extent
+                ):
                     owner[part.name] = (axis, own[part.name] // steps[axis.name])
         if len(owner) < len(simple.parallel):
             return None

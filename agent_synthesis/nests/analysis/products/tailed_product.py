@@ -1,14 +1,13 @@
 """Convolutions whose result is reduced where it is made: what is reduced of it, over the product's own axes.
 
-The one idea: a convolution's result and what reads it walk the same memory, so an index of one is taken apart into digits
-that are the axes of the other. Over those, what a reader loads is the value that the convolution would store. Nothing
-here knows tiles.
+The one idea: a convolution's result and what reads it walk the same memory, so an index of one is taken apart into
+digits that are the axes of the other. Over those, what a reader loads is the value that the convolution would store.
+Nothing here knows tiles.
 """
 
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -53,8 +52,8 @@ class ReducedChannels:
     stores_elements: bool
 
     def carried(self) -> list[Expression]:
-        """What is kept of an element from level to level in the place of its sum, and at last for its store: an expensive
-        part, where nothing else of the sum is needed any more."""
+        """What is kept of an element from level to level in the place of its sum, and at last for its store: an
+        expensive part, where nothing else of the sum is needed any more."""
         interner, levels = Interner(), passes.levels(self.rows)
         found: list[Expression] = [Reduced(SUMS, self.product.convolution.reduction.type)]
         for number, level in enumerate(levels):
@@ -175,9 +174,13 @@ def index_of_result(nest: Tailed, tail: Nest) -> Index | None:
 
 
 def digits_of(nest: Tailed, index: Index | None, axes: Sequence[Axis]) -> Mapping[str, Index] | None:
-    """Each axis that walks the convolution's result, by the axes that make it; None where one of both leaves some out."""
+    """Each axis that walks the convolution's result, by the axes that make it; None where one leaves some out."""
     store, count = alone(nest).stores[0].index, nest.result.element_count
-    if index is None or chain(store, axes_of_result(nest), count) is None or (steps := chain(index, axes, count)) is None:
+    if (
+        index is None
+        or chain(store, axes_of_result(nest), count) is None
+        or (steps := chain(index, axes, count)) is None
+    ):
         return None
     extents, found = extents_of_result(nest), dict[str, Index]()
     for axis in axes:

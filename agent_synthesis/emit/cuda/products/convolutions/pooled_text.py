@@ -19,7 +19,6 @@ from agent_synthesis.emit.cuda.products.product_tiling import Tiling
 from agent_synthesis.emit.expression import Scope
 from agent_synthesis.nests.analysis.products.pooled_product import PooledProduct
 from agent_synthesis.nests.analysis.products.tailed_product import SUMS, alone
-from agent_synthesis.nests.ir import Nest
 from agent_synthesis.nests.tailed import Tailed
 from warpsmith.hardware import Hardware
 

@@ -1,7 +1,7 @@
 """The text of a convolution whose channels are reduced in its tiles: `ws_windows_reduced.cuh`.
 
-The one idea: a position's sums are all in registers, so the reductions are passes over these, in order, and stores are of
-what comes of them. All but the end is the convolution's own.
+The one idea: a position's sums are all in registers, so the reductions are passes over these, in order, and stores are
+of what comes of them. All but the end is the convolution's own.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from agent_synthesis.nests.tailed import Tailed
 from warpsmith.hardware import Hardware
 
 _MEMBERS = (
-    "Row", "kLevels", "kClasses", "kStores", "begin", "of", "learn", "finish", "value", "row", "state", "sum", "n", "batch", "m",
-    "part", "first", "k",
+    "Row", "kLevels", "kClasses", "kStores", "begin", "of", "learn", "finish", "value", "row", "state", "sum", "n",
+    "batch", "m", "part", "first", "k",
 )  # fmt: skip
 """What the struct calls things of its own."""
 
@@ -95,7 +95,9 @@ class ReducedChannelsText(ConvolutionProductText):
                 value = self._scope(["k"], nest.reductions, len(self._levels))
                 value.expect([store.value])
                 value.line(f"return {value.value(store.value).text};")
-                functions += generated_struct.function(f"float value(const Row& row, {offset} n, float sum) const", value.lines)
+                functions += generated_struct.function(
+                    f"float value(const Row& row, {offset} n, float sum) const", value.lines
+                )
         return super().end_struct([*members, *row], head, given, lines, [*more, *functions])
 
     def _level(self, number: int, level: Sequence[Reduction]) -> list[str]:
@@ -109,14 +111,17 @@ class ReducedChannelsText(ConvolutionProductText):
             body.line(f"sum = {body.value(kept).text};")
             body.define(kept, "sum")
         values = [
-            body.value(r.value).text if r.operation in ARG_REDUCTIONS else body.converted(r.value, r.type) for r in level
+            body.value(r.value).text if r.operation in ARG_REDUCTIONS else body.converted(r.value, r.type)
+            for r in level
         ]
         body.line(f"return {state_of(values)};")
         kind = state_type(stage, CUDA)
         results_kept = [f"    row.{self._results[name]} = {text};" for name, text in results(stage, "state").items()]
         level_type = f"ws::WindowLevel<{number}>"
         return [
-            *generated_struct.function(f"{kind} of({level_type}, const Row& row, {offset} n, float& sum) const", body.lines),
+            *generated_struct.function(
+                f"{kind} of({level_type}, const Row& row, {offset} n, float& sum) const", body.lines
+            ),
             *generated_struct.function(f"void learn({level_type}, Row& row, const {kind}& state) const", results_kept),
         ]
 

@@ -1,8 +1,8 @@
 """CUDA schedule of convolutions whose result is reduced at once: over channels, in windows that pool it, or over space.
 
 The one idea: where a tile has all that a result is reduced of, the tile's end makes the reduction in the place of the
-stores, so that nothing of the convolution itself goes to memory; where what is reduced is larger, the end leaves a part.
-Tiles and settings are `cuda_convolution_product`'s; texts are in `reduced_channels_text`, `pooled_text`, `spread_text`.
+stores, so that nothing of the convolution itself goes to memory; where that is larger, the end leaves a part. Settings
+are `cuda_convolution_product`'s; texts are in `reduced_channels_text`, `pooled_text` and `spread_text`.
 """
 
 from __future__ import annotations
@@ -61,13 +61,17 @@ class CudaReducedConvolution(CudaConvolutionProduct):
             return False
         if not boxes.possible or (isinstance(found, PooledProduct) and boxes.phases not in PHASES):
             return False
-        if isinstance(found, SpreadProduct) and found.elements and not CudaPointwise(self.hardware).accepts(found.elements):
+        if (
+            isinstance(found, SpreadProduct)
+            and found.elements
+            and not CudaPointwise(self.hardware).accepts(found.elements)
+        ):
             return False
         return self.fits(boxes) and self.gains(nest, boxes)
 
     def gains(self, nest: Tailed, boxes: Boxes) -> bool:
-        """Whether the result is worth not reading: more than what is laid out for tensor cores, where plain floats would
-        do, and than what tiles of whole windows or of one image make twice or in vain."""
+        """Whether the result is worth not reading: more than what is laid out for tensor cores, where plain floats
+        would do, and than what tiles of whole windows or of one image make twice or in vain."""
         result = nest.result.element_count * nest.result.type.size_bytes
         if result < boxes.laid_bytes and is_hopeful(nest.convolution):
             return False
@@ -125,7 +129,9 @@ class CudaReducedConvolution(CudaConvolutionProduct):
                 raise IllegalMove(f"{nest.name}: channels of a convolution are reduced by two warpgroups")
         elif isinstance(found, PooledProduct) and (phases := self.boxes(nest).phases) > 1:
             if settings.raster % phases:
-                raise IllegalMove(f"{nest.name}: {phases} phases are pooled together, of {settings.raster} rows of tiles")
+                raise IllegalMove(
+                    f"{nest.name}: {phases} phases are pooled together, of {settings.raster} rows of tiles"
+                )
             registers = 2 * settings.columns // settings.warpgroups + geometry.KERNEL_OVERHEAD_REGISTERS
             if registers > (limit := REGISTERS[settings.warpgroups] // settings.resident):
                 raise IllegalMove(f"{nest.name}: about {registers} registers a thread, of {limit}, with pooled phases")

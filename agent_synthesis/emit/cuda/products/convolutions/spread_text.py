@@ -1,7 +1,7 @@
-"""The text of a convolution that leaves a state of each channel of its tiles, and of what is behind: `ws_windows_spread.cuh`.
+"""The text of a convolution whose tiles leave a state of each channel, and of what is behind: `ws_windows_spread.cuh`.
 
-The one idea: where what is reduced goes beyond a tile, tiles leave states, and a kernel joins those of a row and makes the
-stores of rows. A norm's elements are then made by a pointwise kernel, of the result that the tiles have stored.
+The one idea: where what is reduced goes beyond a tile, tiles leave states, and a kernel joins those of a row and makes
+the stores of rows. A norm's elements are then made by a pointwise kernel, of the result that the tiles have stored.
 """
 
 from __future__ import annotations
@@ -67,7 +67,11 @@ class SpreadText(ConvolutionProductText):
     def _spread(self) -> str:
         """C++ type that says what states are."""
         stage = self._found.stage
-        return "ws::SpreadMoments" if stage.kind == "moments" else f"ws::SpreadFold<{functor(stage.reductions[0].operation)}>"
+        return (
+            "ws::SpreadMoments"
+            if stage.kind == "moments"
+            else f"ws::SpreadFold<{functor(stage.reductions[0].operation)}>"
+        )
 
     def kernels(self) -> tuple[list[Kernel], list[str]]:
         """Those of the convolution, and the one that joins."""
@@ -131,7 +135,9 @@ class SpreadText(ConvolutionProductText):
         head = text.signature(f"{self.entry}_rows", THREADS, 1, nest.buffers, {"states": "const float"})
         names = [*(buffer.name for buffer in nest.buffers), states]
         written = [buffer.name for buffer in nest.buffers if buffer.written]
-        return Kernel([*head, *root.lines, "}"], self.launch("rows", nest.row_count, THREADS, map(address, names), written))
+        return Kernel(
+            [*head, *root.lines, "}"], self.launch("rows", nest.row_count, THREADS, map(address, names), written)
+        )
 
     def signature(self, name: str, arguments: list[str], *, whole: bool = False) -> list[str]:
         """As of every product, with the states before what the end needs."""

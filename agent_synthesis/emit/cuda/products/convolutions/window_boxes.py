@@ -339,7 +339,9 @@ class Boxes:
     def box(self) -> Box:
         """What a tile copies at once: of all that fit, that by which it is thought to end first, the least of those."""
         columns, size = min(128, geometry.round_up(points(self.product.made), 64)), self.product.type.size_bytes
-        return min(self.possible, key=lambda box: (box.cycles(columns, size), box.rows * sum(map(box.units, box.parts))))
+        return min(
+            self.possible, key=lambda box: (box.cycles(columns, size), box.rows * sum(map(box.units, box.parts)))
+        )
 
     @property
     def row_tiles(self) -> int:
