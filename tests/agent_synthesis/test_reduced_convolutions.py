@@ -10,20 +10,23 @@ import pytest
 import torch
 import torch.nn.functional as F
 from convolutions import Case, Convolve, Shapes, drawn, nest_of
+from torch import nn
 
+from agent_synthesis import generator
 from agent_synthesis.emit.cuda.products.convolutions.reduced_convolution import CudaReducedConvolution
 from agent_synthesis.graphs.graph_index import GraphIndex
 from agent_synthesis.nests import interpreter
 from agent_synthesis.nests.element_types import TORCH
 from agent_synthesis.nests.tailed import Tailed
 from agent_synthesis.plans import cost, whole
-from agent_synthesis.plans.plan import plan_zero
+from agent_synthesis.plans.plan import Plan, plan_zero
 from agent_synthesis.schedule import Emission
 from agent_synthesis.testing import Applied
+from gpu_bench import policy
 from warpsmith.errors import IllegalMove
 from warpsmith.graphs.capture import capture
 from warpsmith.hardware import H200
-from warpsmith.v1 import task_pb2
+from warpsmith.v1 import artifact_pb2, task_pb2
 
 SCHEDULE = CudaReducedConvolution(H200)
 X, W = (8, 16, 30, 30), (48, 16, 3, 3)
@@ -108,20 +111,35 @@ def test_both_nests_together_mean_what_the_calls_do(function: Convolve) -> None:
     case.check(memory)
 
 
-def plan_of(function: Convolve, *args: torch.Tensor) -> tuple[list[str], int]:
-    """The schedules of the whole plan, and the bytes that it moves."""
-    plan = plan_zero(GraphIndex(capture(Applied(function), args)), task_pb2.TARGET_CUDA)
-    plan = whole.authored(plan, "")
-    found = [cost.of_group(plan, group) for group in plan.groups]
-    return [group.schedule for group in plan.groups], sum(each.read_bytes + each.write_bytes for each in found)
+def plan_of(function: Convolve, *args: torch.Tensor) -> Plan:
+    """The whole plan, all of whose programs are let run."""
+    plan = whole.authored(plan_zero(GraphIndex(capture(Applied(function), args)), task_pb2.TARGET_CUDA), "")
+    program = generator.generate(plan)
+    assert not policy.objections(program, artifact_pb2.Artifact(program_digest=program.digest), lambda _: False)
+    return plan
 
 
 def test_a_whole_plan_does_not_store_what_is_reduced_at_once() -> None:
     x, w, b = torch.empty(8, 16, 30, 30), torch.empty(48, 16, 3, 3), torch.empty(48)
-    for tail in (lambda y: F.hardswish(y).amin(1), lambda y: F.max_pool2d(y.relu(), 2).sigmoid()):
-        schedules, moved = plan_of(lambda x, w, b, tail=tail: tail(F.conv2d(x, w, b)), x, w, b)
-        assert schedules == ["cuda_convolution_reduced"]
-        assert moved == sum(t.numel() * 4 for t in (x, w, b, tail(torch.empty(8, 48, 28, 28))))
+    for tail in (
+        lambda y: F.hardswish(y).amin(1),
+        lambda y: F.max_pool2d(y.relu(), 2).sigmoid(),
+        lambda y: y.mean((2, 3)),
+    ):
+        plan = plan_of(lambda x, w, b, tail=tail: tail(F.conv2d(x, w, b)), x, w, b)
+        assert [group.schedule for group in plan.groups] == ["cuda_convolution_reduced"]
+        found = cost.of_group(plan, plan.groups[0])
+        moved = [t.numel() * 4 for t in (x, w, b, tail(torch.empty(8, 48, 28, 28)))]
+        assert found.read_bytes + found.write_bytes == sum(moved)
+
+
+def test_a_norm_with_its_statistics_kept_is_one_group() -> None:
+    x = torch.empty(8, 16, 30, 30)
+    for norm in (nn.GroupNorm(4, 48), nn.BatchNorm2d(48), nn.InstanceNorm2d(48)):
+        module = nn.Sequential(nn.Conv2d(16, 48, 3), nn.SiLU(), norm, nn.ReLU()).train()
+        plan = plan_of(module, x)
+        assert "cuda_convolution_reduced" in {group.schedule for group in plan.groups}
+        assert not {"cuda_row_reduction", "cuda_column_reduction"} & {group.schedule for group in plan.groups}
 
 
 def test_a_result_that_others_read_is_stored() -> None:
@@ -130,8 +148,7 @@ def test_a_result_that_others_read_is_stored() -> None:
         lambda x, w: (y := F.conv2d(x, w), y.amax(1)),
         lambda x, w: (y := F.conv2d(x, w), F.max_pool2d(y, 2)),
     ):
-        schedules, _ = plan_of(function, x, w)
-        assert "cuda_convolution_reduced" not in schedules
+        assert "cuda_convolution_reduced" not in {group.schedule for group in plan_of(function, x, w).groups}
 
 
 @pytest.mark.parametrize(
