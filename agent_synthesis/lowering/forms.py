@@ -117,7 +117,8 @@ class FormMemory(Generic[FoundT]):
 def renamed(nest: Nest, name: str, names: Mapping[str, str]) -> Nest:
     """The nest of another name with its buffers called otherwise. Shared expressions stay shared."""
     if isinstance(nest, Tailed):
-        members = tuple(renamed(each, name, names) for each in nest.members)
+        between = nest.result.name  # which is nobody else's
+        members = tuple(renamed(each, name, {between: between, **names}) for each in nest.members)
         buffers = tuple(replace(each, name=names[each.name]) for each in nest.buffers)
         return replace(nest, name=name, members=members, buffers=buffers).stood_for_by(nest)
     done: dict[int, Expression] = {}

@@ -21,6 +21,11 @@ SCHEDULE = CudaReducedConvolution(replace(H200, sm_count=2))
 """Of few multiprocessors, so that blocks take several tiles."""
 
 
+def softmax_beside_a_maximum(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    made = F.conv2d(x, weight, bias)
+    return F.softmax(F.mish(made), 1) + made.amax(1, keepdim=True) * bias.view(-1, 1, 1)
+
+
 def scaled_by_a_place(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     made = F.conv2d(x.to(memory_format=torch.channels_last), weight)
     return made * made.argmax(1, keepdim=True)
@@ -28,7 +33,7 @@ def scaled_by_a_place(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 
 CHANNELS: list[tuple[Convolve, Shapes, torch.dtype]] = [
     (
-        lambda x, w, b: F.softmax(F.mish(F.conv2d(x, w, b)), 1) + b.view(-1, 1, 1),
+        softmax_beside_a_maximum,
         ((1, 16, 7, 10), (20, 16, 3, 1), (20,)), F32,
     ),
     (lambda x, w: F.conv_transpose2d(x, w, stride=2).logsumexp(1), ((1, 16, 3, 5), (16, 16, 4, 4)), F32),

@@ -27,7 +27,7 @@ from warpsmith.hardware import Hardware
 
 _MEMBERS = (
     "Row", "kLevels", "kClasses", "kStores", "begin", "of", "learn", "finish", "value", "row", "state", "sum", "n",
-    "batch", "m", "part", "first", "k",
+    "kept", "made", "batch", "m", "part", "first", "k",
 )  # fmt: skip
 """What the struct calls things of its own."""
 
@@ -108,14 +108,17 @@ class ReducedChannelsText(ConvolutionProductText):
         changes = kept is not self._carried[number]
         body.expect([*(r.value for r in level), *([kept] if changes else [])])
         if changes:
-            body.line(f"sum = {body.value(kept).text};")
-            body.define(kept, "sum")
+            body.line(f"const float kept = {body.value(kept).text};")
+            body.define(kept, "kept")
         values = [
             body.value(r.value).text if r.operation in ARG_REDUCTIONS else body.converted(r.value, r.type)
             for r in level
         ]
-        body.line(f"return {state_of(values)};")
         kind = state_type(stage, CUDA)
+        if changes:
+            body.line(f"const {kind} made = {state_of(values)};")
+            body.line("sum = kept;")
+        body.line(f"return {'made' if changes else state_of(values)};")
         results_kept = [f"    row.{self._results[name]} = {text};" for name, text in results(stage, "state").items()]
         level_type = f"ws::WindowLevel<{number}>"
         return [
