@@ -28,6 +28,12 @@ from warpsmith.graphs.capture import capture
 from warpsmith.hardware import H200
 from warpsmith.v1 import artifact_pb2, task_pb2
 
+
+def scaled_by_first(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    made = F.conv2d(x, weight)
+    return (made * made[:, :, :1, :1]).sum((2, 3))
+
+
 SCHEDULE = CudaReducedConvolution(H200)
 X, W = (8, 16, 30, 30), (48, 16, 3, 3)
 OF_CHANNELS: list[Convolve] = [
@@ -59,6 +65,7 @@ APART: list[Convolve] = [
     lambda x, w: F.max_pool2d(F.conv2d(x, w), 7, 1),  # a tile would have few whole windows
     lambda x, w: F.conv2d(x, w.repeat(8, 1, 1, 1)).amax(1),
     lambda x, w: F.conv2d(x, w).cumsum(1),
+    scaled_by_first,
 ]
 
 

@@ -83,10 +83,10 @@ def spread_product(nest: Nest) -> SpreadProduct | None:
     if (planned := _planned(tail)) is None or any(isinstance(part, Memory) for part in parts):
         return None
     stage, value, origin = planned
-    reads = {part.index for part in parts if isinstance(part, Load) and part.buffer == nest.result.name}
+    reads = set[Index]().union(*(_reads(root, nest.result.name) for root in iteration_space.roots(tail)))
     index = next((each for each in reads if {axis.name for axis in tail.reduced} <= each.axes()), None)
     first = index.substituted({axis.name: Index() for axis in tail.reduced}, tail.extents) if index else None
-    if index is None or not reads <= {index, first} or (stage.kind == "folds" and len(reads) > 1):
+    if index is None or not reads <= {index, first} or _reads(value, nest.result.name) != {index}:
         return None
     fine = _Fine.of(nest, found, tail, index)
     if fine is None or {axis.name for axis in found.outputs} & {axis.name for axis in fine.kept}:
@@ -102,6 +102,12 @@ def spread_product(nest: Nest) -> SpreadProduct | None:
         found, stage, fine.value(tail, value), _reading(origin, named), _renamed(rows, named), fine.columns(),
         _renamed(elements, named) if elements else None, halves.kept if halves else (), result,
     )  # fmt: skip
+
+
+def _reads(value: Expression, result: str) -> set[Index]:
+    """Where a value reads the convolution's result."""
+    parts = Interner().parts([value]).values()
+    return {part.index for part in parts if isinstance(part, Load) and part.buffer == result}
 
 
 def _planned(tail: Nest) -> tuple[Stage, Expression, Expression] | None:

@@ -147,6 +147,8 @@ def _boxes(nest: Nest) -> Boxes:
 
 def _is_safe(nest: Tailed, found: Found) -> bool:
     """Whether no kernel reads what it overwrites, but for a norm's statistics, each of which a row reads first."""
+    if {buffer.name for buffer in nest.convolution.buffers} & {store.buffer for store in nest.tail.stores}:
+        return False
     if isinstance(found, SpreadProduct):
         return all(map(iteration_space.is_safe_in_place, (nest.convolution, nest.tail, found.rows)))
     return not any(map(iteration_space.reads_what_it_writes, nest.members))
