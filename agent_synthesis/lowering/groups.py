@@ -186,9 +186,9 @@ def _traced(index: GraphIndex, nodes: tuple[str, ...], outputs: tuple[str, ...])
 def _tailed(index: GraphIndex, nodes: tuple[str, ...], outputs: tuple[str, ...]) -> Nest | None:
     """A convolution and what reads its result alone as two nests; None where the calls are anything else."""
     convolving = [name for name in nodes if aten.operation(index.nodes[name].target).startswith("conv")]
-    if len(convolving) != 1:
+    results = [tensor for name in convolving for tensor in index.results(name)]
+    if len(convolving) != 1 or len(results) != 1:  # a gradient has three
         return None
-    (result,) = index.results(convolving[0])
     first, pending = set[str](), [convolving[0]]
     while pending:
         name = pending.pop()
@@ -197,11 +197,11 @@ def _tailed(index: GraphIndex, nodes: tuple[str, ...], outputs: tuple[str, ...])
         pending += [maker for maker in nodes if maker in makers and maker not in first]
     rest = tuple(name for name in nodes if name not in first)
     made = {tensor for name in first for tensor in index.results(name)}
-    if not rest or made & {*outputs} or made & {*index.reads_from_outside(rest)} != {result}:
+    if not rest or made & {*outputs} or made & {*index.reads_from_outside(rest)} != {*results}:
         return None
     both = [
         _lower(index, calls, stored)
-        for calls, stored in ((tuple(n for n in nodes if n in first), (result,)), (rest, outputs))
+        for calls, stored in ((tuple(n for n in nodes if n in first), tuple(results)), (rest, outputs))
     ]
     if not all(isinstance(each, Nest) for each in both):
         return None
