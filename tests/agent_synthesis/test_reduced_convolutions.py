@@ -9,12 +9,13 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
-from convolutions import Case, Convolve, Shapes, drawn, nest_of
+from convolutions import Case, Convolve, Shapes, drawn, lowered, nest_of
 from torch import nn
 
 from agent_synthesis import generator
 from agent_synthesis.emit.cuda.products.convolutions.reduced_convolution import CudaReducedConvolution
 from agent_synthesis.graphs.graph_index import GraphIndex
+from agent_synthesis.lowering.groups import Refusal
 from agent_synthesis.nests import interpreter
 from agent_synthesis.nests.element_types import TORCH
 from agent_synthesis.nests.tailed import Tailed
@@ -108,6 +109,15 @@ def test_tiles_leave_states_of_what_goes_beyond_them(function: Convolve) -> None
 @pytest.mark.parametrize("function", APART)
 def test_other_reductions_stay_apart(function: Convolve) -> None:
     assert not SCHEDULE.accepts(nest_of(function, *empty(X, W)))
+
+
+def test_a_gradient_of_a_convolution_has_no_tail() -> None:
+    def gradient(of_result: torch.Tensor, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        shape = (None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1, [True, True, False])
+        return torch.ops.aten.convolution_backward(of_result, x, weight, *shape)[0].amax(1)
+
+    _, nest = lowered(gradient, empty((8, 48, 28, 28), X, W))
+    assert isinstance(nest, Refusal)
 
 
 @pytest.mark.parametrize("function", [OF_CHANNELS[1], OF_WINDOWS[1], OVER_SPACE[2]])
