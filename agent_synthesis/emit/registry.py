@@ -26,6 +26,7 @@ from agent_synthesis.emit.cuda.parts.reductions_apart import CudaReductionsApart
 from agent_synthesis.emit.cuda.pointwise import CudaPointwise
 from agent_synthesis.emit.cuda.products.converted_product import CudaConvertedProduct
 from agent_synthesis.emit.cuda.products.convolutions.convolution_product import CudaConvolutionProduct
+from agent_synthesis.emit.cuda.products.convolutions.reduced_convolution import CudaReducedConvolution
 from agent_synthesis.emit.cuda.products.decoded_product import CudaDecodedProduct
 from agent_synthesis.emit.cuda.products.normalized_product import CudaNormalizedProduct
 from agent_synthesis.emit.cuda.products.reduced_product import CudaReducedProduct
@@ -47,6 +48,7 @@ from agent_synthesis.nests.calls.attention_backward import AttentionBackward
 from agent_synthesis.nests.calls.recurrence import Recurrence
 from agent_synthesis.nests.ir import Nest
 from agent_synthesis.nests.product import multiplies_matrices
+from agent_synthesis.nests.tailed import Tailed
 from agent_synthesis.schedule import Offered, Schedule
 from agent_synthesis.settings import Settings
 from warpsmith import plugins
@@ -87,7 +89,7 @@ def _cuda(card: Hardware) -> tuple[Offered, ...]:
         Offered(CudaScaledProduct(card)), Offered(CudaSmallProduct(card)), Offered(CudaDecodedProduct(card)),
         Offered(CudaReducedProduct(card)), Offered(CudaNormalizedProduct(card)), Offered(CudaAttention(card)),
         Offered(CudaAttentionBackward(card)), Offered(CudaRecurrent(card)), Offered(CudaLoop(card)),
-        Offered(CudaBundle(card)),
+        Offered(CudaBundle(card)), Offered(CudaReducedConvolution(card)),
     )  # fmt: skip
 
 
@@ -104,6 +106,8 @@ RECURRENT = frozenset({"cuda_loop", "cuda_recurrent"})
 """Schedules of recurrent networks, which have no loops for others to read."""
 BACKWARDS = frozenset({"cuda_attention_backward"})
 """Schedules of attention's backward, which has none either."""
+TAILED = frozenset({"cuda_convolution_reduced"})
+"""Schedules of a convolution with what reduces its result, which are two nests to others."""
 BUNDLES = frozenset({"cuda_bundle"})
 """Schedules of several nests that are launched as one."""
 MAY_BE_BUNDLED = frozenset({"cuda_pointwise", "cuda_transpose"})
@@ -146,7 +150,7 @@ def _chosen() -> tuple[Callable[[Hardware], Schedule[Settings]], ...]:
 
 def asked_about(nest: Nest, target: task_pb2.Target.ValueType, hardware: Hardware = H200) -> list[Offered]:
     """The schedules of a target that are asked about a nest: those of recurrent networks, of attention's
-    backward, of bundles, of what
+    backward, of bundles, of convolutions with a tail, of what
     multiplies matrices, of what reduces parts of rows or sums over its rows, or of what does none of this; one of a
     plugin is asked about products and the last."""
     offered = schedules(target, hardware)
@@ -154,13 +158,15 @@ def asked_about(nest: Nest, target: task_pb2.Target.ValueType, hardware: Hardwar
         return [each for each in offered if each.name in RECURRENT]
     if isinstance(nest, AttentionBackward):
         return [each for each in offered if each.name in BACKWARDS]
+    if isinstance(nest, Tailed):
+        return [each for each in offered if each.name in TAILED]
     if isinstance(nest, Bundle):
         return [each for each in offered if each.name in BUNDLES]
     if nest.segments:
         return [each for each in offered if each.name in SEGMENTS]
     if nest.summed:
         return [each for each in offered if each.name in SUMS_OVER_ROWS]
-    named = PRODUCTS | RECURRENT | BACKWARDS | SUMS_OVER_ROWS | BUNDLES
+    named = PRODUCTS | RECURRENT | BACKWARDS | SUMS_OVER_ROWS | BUNDLES | TAILED
     others = PRODUCTS if multiplies_matrices(nest) else {each.name for each in offered} - named
     return [each for each in offered if each.name in others or not type(each.made).__module__.startswith(__package__)]
 

@@ -35,6 +35,12 @@ struct WindowPart {
   int channel_box, channel_boxes;
 };
 
+// Windows over the outputs of a dimension, or none (0 outputs): see `ws_windows_pooled.cuh`. Of phases, `stride` and the rest
+// count positions, each of which has all of them.
+struct PooledDimension {
+  int outputs = 0, size = 1, stride = 1, dilation = 1, padding = 0;
+};
+
 // Three dimensions, outermost first, and the images beside them. A tile's rows are eight neighbours of the last dimension, eight
 // of `eights` and two of `halves` (dimensions; 3: images). Parts are summed, or each is of a phase.
 template <int kParts> struct WindowShape {
@@ -47,6 +53,7 @@ template <int kParts> struct WindowShape {
   int eights, halves;
   int boxes;  // in shared memory
   int before[3];  // positions that are not there before those that are copied: padding
+  PooledDimension pooled[3] = {};
 
   static constexpr int kCount = kParts;
 };
@@ -96,7 +103,27 @@ template <class P, class Window> struct WindowProduct : P {
     return (d == 2 ? 8 : 1) * (d == kShape.eights ? 8 : 1) * (d == kShape.halves ? 2 : 1);
   }
   static WS_INLINE constexpr int box(int d) { return tile(d) + (is_shared(d) ? dimension(d).reach : 0); }
-  static WS_INLINE constexpr int tiles(int d) { return (outputs(d) + tile(d) - 1) / tile(d); }
+  static WS_INLINE constexpr PooledDimension pooled(int d) {
+    constexpr auto shape = Window::shape();
+    return d == 3 ? PooledDimension() : shape.pooled[d];
+  }
+  static WS_INLINE constexpr bool is_pooled(int d) { return pooled(d).outputs > 0; }
+  static constexpr bool kIsPooled = is_pooled(0) || is_pooled(1) || is_pooled(2);
+  // Whole windows of a tile, or its outputs; those of all tiles; outputs from a tile to the next, and the first tile's first.
+  static WS_INLINE constexpr int windows(int d) {
+    return is_pooled(d) ? (tile(d) - (pooled(d).size - 1) * pooled(d).dilation - 1) / pooled(d).stride + 1 : tile(d);
+  }
+  static WS_INLINE constexpr int all_windows(int d) { return is_pooled(d) ? pooled(d).outputs : outputs(d); }
+  static WS_INLINE constexpr int tiles(int d) { return (all_windows(d) + windows(d) - 1) / windows(d); }
+  static WS_INLINE constexpr int advance(int d) { return windows(d) * pooled(d).stride; }
+  static WS_INLINE constexpr int begin(int d) { return -pooled(d).padding; }
+  // Tiles that a block takes one after the other: of windows over phases all of these.
+  static constexpr int kTurn = kIsPooled ? kPhases : 1;
+  static_assert(kTurn == 1 || P::kGroup % kTurn == 0, "phases of a place are neighbours among tiles");
+  static WS_INLINE int first_tile() { return blockIdx.x / P::kCluster * kTurn; }
+  static WS_INLINE int next_tile(int number) {
+    return number % kTurn == kTurn - 1 ? number + 1 + (gridDim.x / P::kCluster - 1) * kTurn : number + 1;
+  }
   // Rows of a box from one neighbour to the next.
   static WS_INLINE constexpr int pitch(int d) {
     return d == 2 ? 1 : d == 1 ? box(2) : d == 0 ? box(1) * box(2) : box(0) * box(1) * box(2);
@@ -177,7 +204,7 @@ template <class P, class Window> struct WindowProduct : P {
   struct Shared {
     alignas(1024) Element right[P::kStages][P::kTileColumns * P::kStageDepth];
     alignas(1024) Element box[kShape.boxes][(kBoxRows * kRowBytes + 1023) / 1024 * (1024 / sizeof(Element))];
-    Turned turned[P::kPack > 2 ? 1 : P::kWarpgroups];
+    Turned turned[P::kWarpgroups];
     Barrier filled[P::kStages], free[P::kStages], box_filled[kShape.boxes], box_free[kShape.boxes];
   };
 
@@ -190,7 +217,7 @@ template <class P, class Window> struct WindowProduct : P {
       number /= kPhases;
 #pragma unroll
       for (int d = 2; d >= 0; --d) {
-        at[d] = number % tiles(d) * tile(d);
+        at[d] = number % tiles(d) * advance(d) + begin(d);
         number /= tiles(d);
       }
       at[3] = number * tile(3);
@@ -245,7 +272,7 @@ template <class P, class Window> struct WindowProduct : P {
 
 // The boxes of a block's tiles, one after the other, as they are asked for.
 template <class P> struct Boxes {
-  int number = blockIdx.x / P::kCluster, part = 0, unit = 0, end = 0;
+  int number = P::first_tile(), part = 0, unit = 0, end = 0;
   RingPlace<P::kShape.boxes> place;
 
   // Those of the part, in the tile.
@@ -257,7 +284,7 @@ template <class P> struct Boxes {
 
   WS_INLINE void ask(typename P::Shared& shared, const TensorMap& seen, int rank) {
     while (number < P::kTiles && unit == end) {
-      if (++part == P::kPartCount) part = 0, number += gridDim.x / P::kCluster;
+      if (++part == P::kPartCount) part = 0, number = P::next_tile(number);
       if (number < P::kTiles) find(rank);
     }
     if (number >= P::kTiles) return;
@@ -285,7 +312,7 @@ WS_INLINE void copy_windows(typename P::Shared& shared, const TensorMap& seen, c
   Boxes<P> boxes;
   if (boxes.number < P::kTiles) boxes.find(rank);
   boxes.ask(shared, seen, rank);
-  for (int number = blockIdx.x / P::kCluster; number < P::kTiles; number += gridDim.x / P::kCluster) {
+  for (int number = P::first_tile(); number < P::kTiles; number = P::next_tile(number)) {
     const typename P::Tile tile = P::tile_at(number);
     const int phase = P::phase_of(tile.first_row(rank) / kTileRows);
     const int layer = phase * P::kShape.groups + tile.layer / P::kSlices;
@@ -418,6 +445,14 @@ WS_INLINE void finish_positions(const typename P::Tile& tile, int rank, int warp
   }
 }
 
+// What becomes of a tile's sums. An end that reduces them has a form of its own (`ws_windows_reduced.cuh`).
+template <class P, class Finish> struct WindowTileEnd {
+  WS_INLINE void take(const typename P::Tile& tile, int rank, int warpgroup, float (&sums)[P::kSums],
+                      typename P::Shared& shared, const Finish& finish) {
+    finish_positions<P>(tile, rank, warpgroup, sums, shared, finish);
+  }
+};
+
 // The whole product; `finish(group, m, n, sums)` as `multiply` has it, m by the position's number.
 template <class P, class Finish>
 WS_INLINE void multiply_windows(const TensorMap& seen, const TensorMap& weights, const float*, const float*,
@@ -449,12 +484,13 @@ WS_INLINE void multiply_windows(const TensorMap& seen, const TensorMap& weights,
   }
   RingPlace<P::kStages> place;
   RingPlace<P::kShape.boxes> box;
-  for (int number = blockIdx.x / P::kCluster; number < P::kTiles; number += gridDim.x / P::kCluster) {
+  WindowTileEnd<P, Finish> end;
+  for (int number = P::first_tile(); number < P::kTiles; number = P::next_tile(number)) {
     const typename P::Tile tile = P::tile_at(number);
     float sums[P::kSums];
     const int phase = P::phase_of(tile.first_row(rank) / kTileRows), slice = P::kSlices > 1 ? tile.layer % P::kSlices : 0;
     multiply_window_tile<P>(shared, box, place, warpgroup, phase, slice, sums);
-    finish_positions<P>(tile, rank, warpgroup, sums, shared, finish);
+    end.take(tile, rank, warpgroup, sums, shared, finish);
   }
 }
 

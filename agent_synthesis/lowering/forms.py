@@ -14,6 +14,7 @@ from typing import Generic, TypeVar
 
 from agent_synthesis.graphs.graph_index import GraphIndex
 from agent_synthesis.nests.ir import Call, Expression, Load, Memory, Nest
+from agent_synthesis.nests.tailed import Tailed
 from warpsmith.graphs import aten
 from warpsmith.v1 import graph_pb2, tensor_pb2
 
@@ -115,6 +116,11 @@ class FormMemory(Generic[FoundT]):
 
 def renamed(nest: Nest, name: str, names: Mapping[str, str]) -> Nest:
     """The nest of another name with its buffers called otherwise. Shared expressions stay shared."""
+    if isinstance(nest, Tailed):
+        between = nest.result.name  # which is nobody else's
+        members = tuple(renamed(each, name, {between: between, **names}) for each in nest.members)
+        buffers = tuple(replace(each, name=names[each.name]) for each in nest.buffers)
+        return replace(nest, name=name, members=members, buffers=buffers).stood_for_by(nest)
     done: dict[int, Expression] = {}
 
     def renew(expression: Expression) -> Expression:

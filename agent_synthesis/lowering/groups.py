@@ -18,10 +18,12 @@ from agent_synthesis.lowering import loops
 from agent_synthesis.lowering.forms import Form, FormMemory, Forms, renamed
 from agent_synthesis.lowering.handlers import HANDLERS
 from agent_synthesis.nests import attention, iteration
+from agent_synthesis.nests.analysis.convolution import convolves
 from agent_synthesis.nests.calls import attention_backward, recurrence
 from agent_synthesis.nests.ir import BufferRef, Nest
 from agent_synthesis.nests.product import multiplies_matrices
 from agent_synthesis.nests.symbolic import Handler, Refused, Symbol, Tracer, storage
+from agent_synthesis.nests.tailed import Tailed, tailed
 from agent_synthesis.nests.verifier import MalformedNest
 from warpsmith import plugins
 from warpsmith.errors import BadInput
@@ -122,7 +124,7 @@ def _lower(index: GraphIndex, nodes: tuple[str, ...], outputs: tuple[str, ...]) 
             return _attention_backward(index, nodes, outputs)
         return _traced(index, nodes, outputs)
     except Refused as refused:
-        return Refusal(str(refused))
+        return _tailed(index, nodes, outputs) or Refusal(str(refused))
     except RecursionError:
         return Refusal("its formulas nest too deeply")
     except MalformedNest as error:
@@ -179,6 +181,35 @@ def _traced(index: GraphIndex, nodes: tuple[str, ...], outputs: tuple[str, ...])
     operations = ", ".join(index.nodes[name].target.removeprefix("aten.") for name in nodes)
     nest = iteration.build(identifier((outputs or nodes)[-1]), stored, tracer, buffers, operations)
     return replace(nest, allows_tf32=index.allows_tf32 and multiplies_matrices(nest))
+
+
+def _tailed(index: GraphIndex, nodes: tuple[str, ...], outputs: tuple[str, ...]) -> Nest | None:
+    """A convolution and what reads its result alone as two nests; None where the calls are anything else."""
+    convolving = [name for name in nodes if aten.operation(index.nodes[name].target).startswith("conv")]
+    results = [tensor for name in convolving for tensor in index.results(name)]
+    if len(convolving) != 1 or len(results) != 1:  # a gradient has three
+        return None
+    first, pending = set[str](), [convolving[0]]
+    while pending:
+        name = pending.pop()
+        first.add(name)
+        makers = {index.producer(tensor) for tensor in index.reads_from_outside((name,))}
+        pending += [maker for maker in nodes if maker in makers and maker not in first]
+    rest = tuple(name for name in nodes if name not in first)
+    made = {tensor for name in first for tensor in index.results(name)}
+    if not rest or made & {*outputs} or made & {*index.reads_from_outside(rest)} != {*results}:
+        return None
+    both = [
+        _lower(index, calls, stored)
+        for calls, stored in ((tuple(n for n in nodes if n in first), tuple(results)), (rest, outputs))
+    ]
+    if not all(isinstance(each, Nest) for each in both):
+        return None
+    convolution, tail = (each for each in both if isinstance(each, Nest))
+    if isinstance(convolution, Tailed) or not convolves(convolution) or len(convolution.stores) != 1:
+        return None
+    operations = ", ".join(index.nodes[name].target.removeprefix("aten.") for name in nodes)
+    return tailed(convolution, tail, operations)
 
 
 def _recurrent(index: GraphIndex, nodes: tuple[str, ...], outputs: tuple[str, ...]) -> Nest:

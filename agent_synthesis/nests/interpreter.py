@@ -39,6 +39,7 @@ from agent_synthesis.nests.ir import (
 )
 from agent_synthesis.nests.product import Multiplied
 from agent_synthesis.nests.symbolic import common_shape
+from agent_synthesis.nests.tailed import Tailed
 from agent_synthesis.plans.plan import Plan
 from warpsmith.graphs import aten
 from warpsmith.v1 import graph_pb2, tensor_pb2
@@ -50,6 +51,11 @@ def run(nest: Nest, memory: Mapping[str, torch.Tensor]) -> None:
     if isinstance(nest, Bundle):
         for member in nest.members:
             run(member.nest, memory)
+        return
+    if isinstance(nest, Tailed):
+        between = torch.zeros(nest.result.element_count, dtype=TORCH[nest.result.type])
+        for each in nest.members:
+            run(each, {**memory, nest.result.name: between})
         return
     if isinstance(nest, AttentionBackward):
         nest.run(memory)

@@ -30,11 +30,11 @@ Sweep = tuple[Reduction, ...]
 
 @remembered
 def levels(nest: Nest) -> Sequence[Sweep]:
-    """The reductions by sweep, in order."""
+    """The reductions by sweep, in order; what the nest does not reduce itself is known before."""
     interner = Interner()
     level: dict[str, int] = {}
     for reduction in nest.reductions:
-        before = (level[need[1:]] for need in interner.needs(reduction.value) if need.startswith("%"))
+        before = (level.get(need[1:], -1) for need in interner.needs(reduction.value) if need.startswith("%"))
         level[reduction.name] = 1 + max(before, default=-1)
     return [
         tuple(reduction for reduction in nest.reductions if level[reduction.name] == number)

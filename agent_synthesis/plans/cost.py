@@ -22,6 +22,7 @@ from agent_synthesis.nests.calls.attention_backward import AttentionBackward
 from agent_synthesis.nests.calls.recurrence import Recurrence
 from agent_synthesis.nests.ir import AxisValue, Call, Expression, Index, Load, Memory, Nest
 from agent_synthesis.nests.product import elements_and_rows, matrix_product
+from agent_synthesis.nests.tailed import Tailed
 from agent_synthesis.plans.partition import Group
 from agent_synthesis.plans.plan import Plan
 from warpsmith import program_steps
@@ -168,6 +169,8 @@ def of_nest(nest: Nest) -> analysis_pb2.Cost:
     """Bytes of the elements that a nest touches, each once, and its operations over all iterations."""
     if isinstance(nest, Bundle):
         return total(of_nest(member.nest) for member in nest.members)
+    if isinstance(nest, Tailed):
+        return _of_tailed(nest)
     values = [r.value for r in nest.reductions] + [s.value for s in nest.stores]
     loads: dict[str, list[Index]] = {}
     looked_into = set[str]()
@@ -222,6 +225,14 @@ def of_nest(nest: Nest) -> analysis_pb2.Cost:
         launch_count=1,
         parallel_count=nest.row_count,
     )
+
+
+def _of_tailed(nest: Tailed) -> analysis_pb2.Cost:
+    """Work of both nests, but for the bytes of what is between them."""
+    cost, between = total(map(of_nest, nest.members)), nest.result
+    cost.write_bytes -= between.element_count * between.type.size_bytes
+    cost.read_bytes -= between.element_count * between.type.size_bytes
+    return cost
 
 
 def _columns_of_segments(nest: Nest) -> int:

@@ -13,7 +13,7 @@ from subjects import every_subject
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from agent_synthesis.emit.cuda.schedule import CudaSchedule
-from agent_synthesis.emit.registry import BACKWARDS, PRODUCTS, every_schedule, schedules, why_not
+from agent_synthesis.emit.registry import BACKWARDS, PRODUCTS, TAILED, every_schedule, schedules, why_not
 from agent_synthesis.graphs.graph_index import GraphIndex
 from agent_synthesis.plans import moves
 from agent_synthesis.plans.plan import plan_zero, schedule_named
@@ -77,7 +77,7 @@ def test_schedules_that_need_what_the_card_lacks_say_so_and_are_not_offered(card
     offered = {schedule.name for schedule in schedules(CUDA, card)}
     refused = {each.name: why_not(each) for each in every_schedule(CUDA, card) if each.name not in offered}
     anywhere = {"cuda_product_simt", "cuda_product_decoded"}
-    assert refused.keys() == PRODUCTS - anywhere | BACKWARDS | {"cuda_convolution_product"}
+    assert refused.keys() == PRODUCTS - anywhere | BACKWARDS | TAILED | {"cuda_convolution_product"}
     lacking = "warpgroup matrix products (wgmma)"
     for name, said in refused.items():
         assert said.startswith(f"{name} needs ")

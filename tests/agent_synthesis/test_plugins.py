@@ -12,7 +12,7 @@ import torch
 from lowered_hypot import handlers, hypot
 from one_thread_an_element import OneThreadAnElement
 from torch import nn
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import conv2d, instance_norm, max_pool2d, scaled_dot_product_attention
 from training_steps import Tried, of
 
 from agent_synthesis import conformance, generator
@@ -218,6 +218,23 @@ def backwards() -> dict[str, Nest]:
     return found
 
 
+def with_tails() -> dict[str, Nest]:
+    """Convolutions with what reduces them."""
+    tails: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+        "softmax": lambda made: made.softmax(1), "pooled": lambda made: max_pool2d(made, 2),
+        "normed": instance_norm, "mean": lambda made: made.mean((2, 3)),
+    }  # fmt: skip
+    found: dict[str, Nest] = {}
+    for name, tail in tails.items():
+        args = torch.empty(4, 32, 30, 30), torch.empty(48, 32, 3, 3)
+        graph = capture(Applied(lambda x, weight, tail=tail: tail(conv2d(x, weight))), args)
+        calls = [node.name for node in graph.nodes if node.results]
+        nest = groups.lower(GraphIndex(graph), calls, graph.outputs)
+        assert isinstance(nest, Nest), nest
+        found[name] = nest
+    return found
+
+
 @pytest.mark.parametrize(
     "each", [*registry.every_schedule(task_pb2.TARGET_CPU), *registry.every_schedule(CUDA)], ids=lambda each: each.name
 )
@@ -225,6 +242,7 @@ def test_our_own_schedules_fit(each: Offered) -> None:
     asked = {registry.PIECES: concatenations, "cuda_recurrent": networks, "cuda_loop": loops}
     asked |= {**dict.fromkeys(registry.SUMS_OVER_ROWS, summed), "cuda_segments": parts}
     asked |= {**dict.fromkeys(registry.BUNDLES, side_by_side), **dict.fromkeys(registry.BACKWARDS, backwards)}
+    asked |= dict.fromkeys(registry.TAILED, with_tails)
     found = conformance.check_schedule(lambda _: each.made, asked=asked[each.name]() if each.name in asked else None)
     if each.name in registry.PRODUCTS - {"cuda_product", "cuda_product_simt"}:  # of sizes that gain by them
         assert all(finding.startswith("it accepts none of 17 nests: gelu, ") for finding in found)

@@ -13,7 +13,7 @@ from subjects import a_slice, every_subject
 
 from agent_correctness.simulation.simt import INCLUDE_DIRECTORY as SIMT_INCLUDE
 from agent_correctness.simulation.simt import Execution, Sanitizer, Simulator
-from agent_synthesis.emit.registry import BACKWARDS, BUNDLES, INCLUDE_DIRECTORY, PRODUCTS, RECURRENT, schedules
+from agent_synthesis.emit.registry import BACKWARDS, BUNDLES, INCLUDE_DIRECTORY, PRODUCTS, RECURRENT, TAILED, schedules
 from warpsmith.v1 import task_pb2
 
 pytestmark = [pytest.mark.simt, pytest.mark.timeout(1800)]  # the first test of each sanitizer compiles and runs all
@@ -61,7 +61,7 @@ def test_the_slice_has_every_strategy_and_every_class_of_shape() -> None:
 
 
 def test_every_emitter_of_memory_bound_nests_is_a_subject() -> None:
-    elsewhere = PRODUCTS | RECURRENT | BACKWARDS | BUNDLES  # test_bundles has these
+    elsewhere = PRODUCTS | RECURRENT | BACKWARDS | TAILED | BUNDLES  # test_bundles has these
     elsewhere |= {"cuda_convolution_product", "cuda_segments"}  # test_row_sums has parts in order
     emitters = {schedule.name for schedule in schedules(task_pb2.TARGET_CUDA)} - elsewhere
     assert {subject.schedule.name for subject in every_subject()} == emitters

@@ -25,6 +25,7 @@ from agent_synthesis.nests.ir import (
     remembered,
 )
 from agent_synthesis.nests.sliding_window import Slide
+from agent_synthesis.nests.tailed import Tailed
 
 MOST_MULTIPLY_ADDS = 16
 """For each byte of the data and the result, up to which a convolution of ours is worth a try: about twice what a GPU's
@@ -81,6 +82,8 @@ class Convolution:
 
 def convolves(nest: Nest) -> bool:
     """Whether it weights the elements of windows, in any form."""
+    if isinstance(nest, Tailed):
+        return True
     return any(window.is_weighted for window in nest.windows)
 
 

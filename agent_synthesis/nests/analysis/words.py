@@ -19,10 +19,13 @@ from agent_synthesis.nests.ir import (
     Windowed,
 )
 from agent_synthesis.nests.product import Multiplied
+from agent_synthesis.nests.tailed import Tailed
 
 
 def described(nest: Nest) -> list[str]:
     """What it reduces over which axes, and what it stores: a line each."""
+    if isinstance(nest, Tailed):
+        return [line for member in nest.members for line in described(member)]
     axes = [", ".join(f"{a.name}:{a.extent}" for a in group) for group in (nest.parallel, nest.reduced)]
     lines = ["for all " + (axes[0] or "one point") + (f"; over {axes[1]}" if axes[1] else "")]
     for reduction in nest.reductions:

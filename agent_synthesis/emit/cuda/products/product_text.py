@@ -143,21 +143,15 @@ class ProductText:
     def end_struct(
         self, members: Sequence[str], head: str, given: tuple[str, str], lines: Sequence[str], more: Sequence[str] = ()
     ) -> list[str]:
-        """The struct of an end: its buffers, and a function of sums; `given`: the first column, and the sums' name."""
-        function, offset, (column, sums) = self._text.function, self._text.offset, given
-        axes = [function.axes.get(name) or self._names.take(name) for name in ("batch", "m")]
+        """The struct of an end: its buffers, and a function of sums, if it has a `head`; `given`: the first column, and
+        the sums' name."""
+        names, offset, (column, sums) = self._text.function, self._text.offset, given
+        axes = [names.axes.get(name) or self._names.take(name) for name in ("batch", "m")]
         places = ", ".join(f"{offset} {axis}" for axis in (*axes, column))
-        buffers = (f"  {self._pointer(each)} {function.buffers[each.name]};" for each in self._end.buffers)
-        return [
-            f"struct {self.entry}_end {{",
-            *members,
-            *buffers,
-            f"  WS_INLINE {head}({places}, ws::Pack<float, {max(2, self._width)}> {sums}) const {{",
-            *lines,
-            "  }",
-            *more,
-            "};",
-        ]
+        buffers = (f"  {self._pointer(each)} {names.buffers[each.name]};" for each in self._end.buffers)
+        given_sums = f"ws::Pack<float, {max(2, self._width)}> {sums}"
+        function = [f"  WS_INLINE {head}({places}, {given_sums}) const {{", *lines, "  }"] if head else []
+        return [f"struct {self.entry}_end {{", *members, *buffers, *function, *more, "};"]
 
     def _pointer(self, buffer: BufferRef) -> str:
         kind = f"{self._text.function.dialect.storage[buffer.type]}*"

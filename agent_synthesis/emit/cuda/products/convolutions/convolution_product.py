@@ -20,7 +20,7 @@ from agent_synthesis.emit.cuda.products.product_engine import ENGINES, NEEDS, En
 from agent_synthesis.emit.cuda.products.product_tiling import TILE_ROWS, Tiling
 from agent_synthesis.emit.cuda.schedule import CudaSchedule
 from agent_synthesis.nests import iteration_space
-from agent_synthesis.nests.analysis.products.convolution_product import ConvolutionProduct, convolution_product, points
+from agent_synthesis.nests.analysis.products.convolution_product import convolution_product, points
 from agent_synthesis.nests.ir import Nest, Type, remembered
 from agent_synthesis.schedule import Emission, Footprint
 from agent_synthesis.settings import Settings, setting
@@ -76,7 +76,10 @@ class CudaConvolutionProduct(CudaSchedule):
         found = convolution_product(nest)
         if found is None or found.type not in ENGINE_OF or not iteration_space.is_safe_in_place(nest):
             return False
-        boxes = _boxes(nest)
+        return self.fits(self.boxes(nest))
+
+    def fits(self, boxes: Boxes) -> bool:
+        """Whether a kernel counts its parts and positions."""
         if len(boxes.parts) > MOST_PARTS:
             return False
         return max(boxes.row_tiles * TILE_ROWS, math.prod(boxes.layout[1:4])) <= MOST_POSITIONS
@@ -84,7 +87,7 @@ class CudaConvolutionProduct(CudaSchedule):
     def defaults(self, nest: Nest) -> ConvolutionProductSettings:
         """Columns and slices by which waves of tiles are thought to end first; two blocks on an SM where there are
         tiles for more than one, and as much of its memory as there is."""
-        boxes = _boxes(nest)
+        boxes = self.boxes(nest)
         steps = max(map(boxes.box.steps, boxes.parts))
         held = [each for each in BOXES if each == BOXES[0] or steps <= 2]
         deep = sorted(itertools.product(held, STAGES), key=lambda each: (-min(each[0] * steps, each[1]), -sum(each)))
@@ -96,30 +99,34 @@ class CudaConvolutionProduct(CudaSchedule):
             for boxes, stages in deep
         )
         return geometry.first_legal(
-            guesses, lambda settings: self._require(nest, settings), ConvolutionProductSettings()
+            guesses, lambda settings: self.require(nest, settings), ConvolutionProductSettings()
         )
 
+    def boxes(self, nest: Nest) -> Boxes:
+        """What a nest's tiles copy, and what is laid out for it."""
+        return _boxes(nest)
+
     def _tiles(self, nest: Nest, columns: int) -> int:
-        found = _found(nest)
-        return points(found.groups) * _boxes(nest).row_tiles * -(-points(found.made) // columns)
+        boxes = self.boxes(nest)
+        return points(boxes.product.groups) * boxes.row_tiles * -(-points(boxes.product.made) // columns)
 
     def _cycles(self, nest: Nest, columns: int, slices: int) -> float:
         """Of tiles of so many columns, by whole waves of them; narrow tiles copy more for each product."""
-        boxes = _boxes(nest)
+        boxes = self.boxes(nest)
         steps = sum(map(boxes.box.depth_steps, boxes.parts)) / boxes.phases
         waves = -(-self._tiles(nest, columns) * slices // self.hardware.sm_count)
-        sums = math.prod(axis.extent for axis in nest.parallel) * 4
+        sums = nest.row_count * 4
         added = LAUNCH_CYCLES + 2 * slices * sums / ADDED_BYTES_A_CYCLE if slices > 1 else 0.0
         return waves * 4.0 * steps / slices * columns / RATES[columns] + added
 
     def alternatives(self, nest: Nest, current: ConvolutionProductSettings) -> Sequence[ConvolutionProductSettings]:
         """One change away."""
-        return geometry.legal(current.one_change_away(), lambda settings: self._require(nest, settings))
+        return geometry.legal(current.one_change_away(), lambda settings: self.require(nest, settings))
 
     def footprint(self, nest: Nest, settings: ConvolutionProductSettings) -> Footprint:
         """What is laid out is written and read once more."""
-        found = _found(nest)
-        boxes = _boxes(nest)
+        boxes = self.boxes(nest)
+        found = boxes.product
         tiles = self._tiles(nest, settings.columns)
         sums = points(found.groups) * boxes.row_tiles * TILE_ROWS * points(found.made)
         added = 4 * settings.split_k * sums if settings.split_k > 1 else 0
@@ -131,22 +138,24 @@ class CudaConvolutionProduct(CudaSchedule):
 
     def emit(self, nest: Nest, settings: ConvolutionProductSettings) -> Emission:
         """The kernel that lays out, and the product's."""
-        self._require(nest, settings)
+        self.require(nest, settings)
         simple = iteration_space.simplified(nest)
         entry = function_text.entry_name(simple)
-        made = ConvolutionProductText(self.hardware, simple, _boxes(nest), settings.tiling, settings.boxes, entry)
+        made = ConvolutionProductText(self.hardware, simple, self.boxes(nest), settings.tiling, settings.boxes, entry)
         kernels, headers = made.kernels()
         return made.emission(function_text.header(simple, self.name, settings), kernels, headers)
 
-    def _require(self, nest: Nest, settings: ConvolutionProductSettings) -> None:
-        if settings.cluster > 1 and _boxes(nest).phases > 1:
+    def require(self, nest: Nest, settings: ConvolutionProductSettings) -> None:
+        """Checks that a block has registers and memory for its tiles. Raises IllegalMove."""
+        boxes = self.boxes(nest)
+        if settings.cluster > 1 and boxes.phases > 1:
             raise IllegalMove(f"{nest.name}: tiles one above the other are of different phases, and share no weights")
-        if settings.split_k > _boxes(nest).most_slices:
+        if settings.split_k > boxes.most_slices:
             raise IllegalMove(f"{nest.name}: {settings.split_k} slices of a depth of fewer boxes")
         registers = settings.columns // settings.warpgroups + geometry.KERNEL_OVERHEAD_REGISTERS
         if registers > (limit := REGISTERS[settings.warpgroups] // settings.resident):
             raise IllegalMove(f"{nest.name}: about {registers} registers a thread, of {limit}")
-        needed = shared_bytes(_boxes(nest).box, settings.tiling, settings.boxes)
+        needed = shared_bytes(boxes.box, settings.tiling, settings.boxes)
         most = self.hardware.shared_bytes // settings.resident - 1024 * (settings.resident > 1)
         if needed > most:
             raise IllegalMove(f"{nest.name}: {needed} bytes of shared memory, of {most} a block may have")
@@ -158,11 +167,6 @@ class CudaConvolutionProduct(CudaSchedule):
 
 @remembered
 def _boxes(nest: Nest) -> Boxes:
-    found = _found(nest)
-    return Boxes(found, ENGINES[ENGINE_OF[found.type]])
-
-
-def _found(nest: Nest) -> ConvolutionProduct:
     found = convolution_product(nest)
     assert found is not None, nest.name
-    return found
+    return Boxes(found, ENGINES[ENGINE_OF[found.type]])

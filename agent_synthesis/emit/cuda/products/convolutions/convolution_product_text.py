@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import astuple, replace
 
 from agent_synthesis.emit import window_loops
 from agent_synthesis.emit.cuda import generated_struct, geometry
@@ -112,11 +112,18 @@ class ConvolutionProductText(ProductText):
             f"        .shared = {{{shared}}}, .images = {boxes.images}, .groups = {points(boxes.product.groups)}, "
             f".channels = {boxes.channels}, .row_bytes = {boxes.row_bytes},",
             f"        .eights = {box.eights}, .halves = {box.halves}, .boxes = {self._held}, "
-            f".before = {{{', '.join(map(str, before))}}}}};",
+            f".before = {{{', '.join(map(str, before))}}}{self._pooled()}}};",
             "  }",
             "};",
             f"using {self.entry}_shape = ws::WindowProduct<{self.entry}_tiles, {self.entry}_window>;",
         ]
+
+    def _pooled(self) -> str:
+        """Windows over the outputs, where there are any."""
+        if not any(self._boxes.pools):
+            return ""
+        each = (f"{{{', '.join(map(str, astuple(pool))) if pool else ''}}}" for pool in self._boxes.pools)
+        return f",{NEXT[:9]}.pooled = {{{', '.join(each)}}}"
 
     def multiply(self, call: str) -> str:
         """That of windows."""
@@ -132,10 +139,13 @@ class ConvolutionProductText(ProductText):
         return shared_bytes(self._boxes.box, self._tiling, self._held)
 
     def cluster_count(self) -> int:
-        """Tiles of whole clusters; of several phases as many blocks as make each take all of them, one by one."""
+        """Tiles of whole clusters, or all phases of them that are pooled together; of several phases as many blocks as
+        make each take all of them, one by one."""
         rows = -(-self._boxes.row_tiles // self._tiling.cluster)
         tiles = self._batch * rows * -(-self._n // self._tiling.columns)
         resident = self._tiling.blocks * self.hardware.resident_clusters(self._tiling.cluster)
+        if any(self._boxes.pools):
+            return tiles // self._boxes.phases
         if self._boxes.phases == 1 or tiles <= resident:
             return tiles
         return next(count for count in range(resident, 0, -1) if math.gcd(count, self._boxes.phases) == 1)

@@ -25,6 +25,7 @@ from agent_synthesis.emit.cuda.products.product_engine import Engine
 from agent_synthesis.emit.cuda.products.product_tiling import TILE_ROWS, Tiling
 from agent_synthesis.nests.analysis.products.convolution_product import ConvolutionProduct, points
 from agent_synthesis.nests.analysis.products.phases import Phases
+from agent_synthesis.nests.analysis.products.pooled_product import Pool
 from agent_synthesis.nests.ir import Axis
 from agent_synthesis.nests.product import LayerAxis, MatrixProduct, Operand
 from agent_synthesis.nests.sliding_window import Slide
@@ -43,6 +44,9 @@ MOST_BOX_BYTES = 52 << 10
 """Of a box, so that two of them and a ring of weights fit an SM."""
 ROW_CYCLES = 3.4
 """Of an SM's copy engine for a row of a box, short or not: a guess from times of KernelBench's convolutions."""
+Pools = tuple[Pool | None, Pool | None, Pool | None]
+WHOLE: Pools = (None, None, None)
+"""No windows over outputs."""
 LEAST_STEP_CYCLES = 160
 """Of a step that multiplies little."""
 SECTOR_BYTES = 32
@@ -183,6 +187,7 @@ class Box:
     halves: int
     shared: tuple[bool, bool, bool]
     row_bytes: int
+    pools: Pools = WHOLE
 
     @property
     def tile(self) -> list[int]:
@@ -206,10 +211,21 @@ class Box:
         return geometry.round_up(self.rows * self.row_bytes, 1024)
 
     @property
+    def windows(self) -> list[int]:
+        """Outputs of a tile along each dimension, or whole windows of them."""
+        return [
+            pool.of_tile(outputs) if pool else outputs
+            for outputs, pool in zip(self.tile, (*self.pools, None), strict=True)
+        ]
+
+    @property
     def tiles(self) -> int:
-        """Tiles of all positions."""
-        extents = (*(each.outputs for each in self.dimensions), self.images)
-        return math.prod(-(-extent // part) for extent, part in zip(extents, self.tile, strict=True))
+        """Tiles of all positions, or windows."""
+        extents = [
+            pool.outputs if pool else each.outputs for each, pool in zip(self.dimensions, self.pools, strict=True)
+        ]
+        pairs = zip((*extents, self.images), self.windows, strict=True)
+        return math.prod(-(-extent // part) for extent, part in pairs)
 
     def steps(self, part: Part) -> int:
         """Steps that a box of a part is for."""
@@ -232,6 +248,8 @@ class Box:
         sectors = 1.0 if whole else 1.0 + PARTIAL * SECTOR_BYTES / run
         stored = TILE_ROWS * columns * size * sectors / STORED_BYTES_A_CYCLE
         is_phased = any(each.phases is not None for each in self.dimensions)
+        if any(self.pools):  # an output in so many
+            stored *= math.prod(self.windows) / TILE_ROWS
         made = sum(self._multiplied(part, columns) for part in self.parts)
         return self.tiles * (made + stored * (len(self.parts) if is_phased else 1))
 
@@ -250,6 +268,10 @@ class Boxes:
 
     product: ConvolutionProduct
     engine: Engine
+    pools: Pools = WHOLE
+    """Windows over its outputs, which a tile has whole."""
+    of_images: bool = False
+    """Whether a tile may be of one image alone."""
 
     @functools.cached_property
     def dimensions(self) -> tuple[Dimension, Dimension, Dimension]:
@@ -298,18 +320,28 @@ class Boxes:
         return points(self.product.images)
 
     @functools.cached_property
-    def box(self) -> Box:
-        """What a tile copies at once: of all that fit, that by which it is thought to end first, the least of those."""
-        columns, size = min(128, geometry.round_up(points(self.product.made), 64)), self.product.type.size_bytes
+    def possible(self) -> list[Box]:
+        """What a tile may copy at once; nothing where windows over its outputs are larger than it."""
         may_share = [(False, True) if each.longest > 1 else (False,) for each in self.dimensions]
         long = [d for d in range(4) if d == 3 or self.dimensions[d].outputs > 1]
         all_ = (
-            Box(self.dimensions, self.parts, self.images, eights, halves, (z, y, x), self.row_bytes)
+            Box(self.dimensions, self.parts, self.images, eights, halves, (z, y, x), self.row_bytes, self.pools)
             for eights, halves in itertools.product(long, repeat=2)
             for z, y, x in itertools.product(*may_share)
         )
-        possible = [box for box in all_ if box.bytes <= MOST_BOX_BYTES and max(box.extents) <= TENSOR_MAP_BOX]
-        return min(possible, key=lambda box: (box.cycles(columns, size), box.rows * sum(map(box.units, box.parts))))
+        return [
+            box for box in all_
+            if box.bytes <= MOST_BOX_BYTES and max(box.extents) <= TENSOR_MAP_BOX and min(box.windows) > 0
+            and (box.tile[3] == 1 or not self.of_images)
+        ]  # fmt: skip
+
+    @functools.cached_property
+    def box(self) -> Box:
+        """What a tile copies at once: of all that fit, that by which it is thought to end first, the least of those."""
+        columns, size = min(128, geometry.round_up(points(self.product.made), 64)), self.product.type.size_bytes
+        return min(
+            self.possible, key=lambda box: (box.cycles(columns, size), box.rows * sum(map(box.units, box.parts)))
+        )
 
     @property
     def row_tiles(self) -> int:
