@@ -323,6 +323,14 @@ def test_channels_that_lie_last_are_not_laid_out(module: nn.Conv2d, dtype: torch
     assert policy.objections(program, artifact_pb2.Artifact(program_digest=program.digest), lambda _: False) == []
 
 
+@pytest.mark.parametrize(("lies", "pack"), [(torch.contiguous_format, 2), (torch.channels_last, 4)])
+def test_neighbours_are_stored_together_whether_positions_or_channels(lies: torch.memory_format, pack: int) -> None:
+    module, x = nn.Conv2d(64, 128, 3, padding=1), torch.empty(4, 64, 20, 20).to(memory_format=lies)
+    plan = plan_zero(GraphIndex(capture(module, (x,))), task_pb2.TARGET_CUDA)  # a bias lies along channels in both
+    plan = moves.apply(plan, analysis_pb2.Move(kind=analysis_pb2.MOVE_KIND_AUTHOR, group="conv2d"))
+    assert f".pack = {pack}}}" in generator.generate(plan).sources[0].text
+
+
 def test_a_convolution_with_its_tail_is_one_group_whose_program_is_let_run() -> None:
     module = nn.Sequential(nn.Conv2d(64, 128, 3, padding=1), nn.SiLU())
     plan = plan_zero(GraphIndex(capture(module, (torch.empty(4, 64, 20, 20),))), task_pb2.TARGET_CUDA)

@@ -24,7 +24,9 @@ from agent_synthesis.emit.cuda.products.operands import Operands, Side, workspac
 from agent_synthesis.emit.cuda.products.product_engine import Engine
 from agent_synthesis.emit.cuda.products.product_text import PRODUCT_HEADERS, WARPGROUP_THREADS, ProductText
 from agent_synthesis.emit.cuda.products.product_tiling import TILE_ROWS, Tiling
+from agent_synthesis.nests import memory_access
 from agent_synthesis.nests.analysis.products.convolution_product import points
+from agent_synthesis.nests.analysis.products.product_end import three_axes
 from agent_synthesis.nests.interner import Interner
 from agent_synthesis.nests.ir import Axis, Expression, Load, Nest
 from agent_synthesis.nests.product import MatrixProduct
@@ -85,7 +87,11 @@ class ConvolutionProductText(ProductText):
     def __init__(self, hardware: Hardware, nest: Nest, boxes: Boxes, tiling: Tiling, held: int, entry: str) -> None:
         """`held`: boxes in shared memory."""
         matrices = boxes.matrix_product(entry)
-        super().__init__(hardware, nest, matrices, boxes.engine, tiling)
+        # Pairs of channels go to threads whose positions are neighbours: for results whose channels are none, whatever
+        # is read along channels, such as a bias.
+        stores = three_axes(nest, matrices).stores
+        widest = 8 if any(memory_access.is_contiguous(store.index, "n") for store in stores) else 2
+        super().__init__(hardware, nest, matrices, boxes.engine, tiling, widest=widest)
         self._boxes, self._held = boxes, held
         self.operands = WindowOperands(hardware, self.entry, matrices, boxes.engine, tiling, boxes)
         self._m = boxes.row_tiles * TILE_ROWS
