@@ -148,7 +148,7 @@ _ws_training = _WsTraining(
     device="{"cuda" if task.target == task_pb2.TARGET_CUDA else "cpu"}",
     outputs={len(set(made.outputs))},
     constant={[place for place in range(len(set(made.outputs))) if place not in outputs]},
-    kept=lambda tensors, made: [{", ".join(kept)}],
+    kept=lambda tensors, made: ({"".join(f"{each}, " for each in kept)}),
     derivative=_ws_derivative,
     wanted={tuple(place is not None for place in found)},
 )"""

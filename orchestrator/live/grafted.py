@@ -78,8 +78,9 @@ class Kernel:
 
     def __init__(self, call: Call, exported: Mapping[str, Any], module: torch.nn.Module) -> None:
         self._call, self._exported = call, exported
-        self._flat, self._nested, self._program = _flattener(call), _nester(call), _program(exported)
-        self._ws_settings = Settings(module, exported["_ws_guard"]._members)
+        self._flat, self._run = _flattener(call), _runner(call, exported)
+        self._guard, self._training = exported["_ws_guard"], exported.get("_ws_training")
+        self._ws_settings = Settings(module, self._guard._members)
         self.count = 0
 
     def of(self, module: torch.nn.Module) -> Kernel:
@@ -88,28 +89,32 @@ class Kernel:
 
     def answer(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[bool, Any]:
         """Whether the kernel takes a call, and then its answer."""
-        if self._ws_settings.parts[0] is not module or (leaves := self._flat(args, kwargs)) is None:
+        settings = self._ws_settings
+        if settings.parts[0] is not module or (leaves := self._flat(args, kwargs)) is None:
             return False, None
-        # The guard asks `self` for the settings, as it asks an exported module.
-        tensors = self._exported["_ws_guard"].matched(self, leaves, {})
+        tensors = self._guard.known(settings, leaves)
         if tensors is None:
-            return False, None
+            if _is_transformed() and not getattr(_trying, "now", False):
+                return False, None
+            # The guard asks `self` for the settings, as it asks an exported module.
+            tensors = self._guard.matched(self, leaves, {})
+            if tensors is None:
+                return False, None
         if self._wants_another(tensors):
             _tell_once(self, tensors, 6)
             return False, None
         self.count += 1
-        return True, self._nested(self._program(tensors))
+        return True, self._run(tensors)
 
     @property
     def trains(self) -> bool:
         """Whether it gives gradients."""
-        return "_ws_training" in self._exported
+        return self._training is not None
 
     def _wants_another(self, tensors: Any) -> bool:
         """Whether a gradient may be asked for that the kernel does not give."""
-        training = self._exported.get("_ws_training")
-        if training is not None:
-            return not training.serves(tensors)
+        if self._training is not None:
+            return not self._training.serves(tensors)
         return bool(self._exported["_ws_wants_gradient"](self, tensors))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Kernel:
@@ -134,8 +139,8 @@ def _class(kind: type[torch.nn.Module]) -> type[torch.nn.Module]:
 
     @functools.wraps(kind.forward)
     def forward(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
-        if not _is_transformed() or getattr(_trying, "now", False):
-            for kernel in vars(self).get("_ws_kernels", ()):
+        if not torch.compiler.is_dynamo_compiling():
+            for kernel in self.__dict__.get("_ws_kernels", ()):
                 is_answered, result = kernel.answer(self, args, kwargs)
                 if is_answered:
                     return result
@@ -164,6 +169,14 @@ def _class(kind: type[torch.nn.Module]) -> type[torch.nn.Module]:
 def _itself(module: torch.nn.Module) -> torch.nn.Module:
     """What a pickle calls, which holds the plain module."""
     return module
+
+
+def _runner(call: Call, exported: Mapping[str, Any]) -> Callable[[Any], Any]:
+    """The verified program, whose flat results it puts into the structure that the module returns."""
+    program, nested = _program(exported), call.returned
+    if nested == pytree.tree_structure(0):
+        return lambda tensors: program(tensors)[0]
+    return lambda tensors: pytree.tree_unflatten(program(tensors), nested)
 
 
 def _program(exported: Mapping[str, Any]) -> Callable[[Any], Any]:
@@ -202,10 +215,3 @@ def _flattener(call: Call) -> Callable[[tuple[Any, ...], dict[str, Any]], tuple[
         return tensors if twins(tensors) == same else None
 
     return flat
-
-
-def _nester(call: Call) -> Callable[[tuple[Any, ...]], Any]:
-    """Puts the kernel's flat results into the structure that the module returns."""
-    if call.returned == pytree.tree_structure(0):
-        return lambda results: results[0]
-    return lambda results: pytree.tree_unflatten(results, call.returned)
