@@ -31,12 +31,16 @@ _tell_once = cast("Callable[[object, object, int], None]", guard._ws_tell_once)
 
 
 def shallow(module: torch.nn.Module, kind: type[torch.nn.Module] | None = None) -> torch.nn.Module:
-    """A module of the same tensors and inner modules, which may get others and hooks of its own; `kind`: its class."""
+    """A module of the same tensors and inner modules, which may get others and hooks of its own; `kind`: its class.
+
+    What its `compile()` has made is the other's, and is left there.
+    """
     kind = kind or type(module)
     made: torch.nn.Module = object.__new__(kind)
     for name, value in vars(module).items():
         is_own = isinstance(value, dict) and name.startswith("_") and name not in _SHARED
         vars(made)[name] = copy.copy(value) if is_own and name in vars(torch.nn.Module()) else value
+    vars(made).pop("_compiled_call_impl", None)
     return made
 
 

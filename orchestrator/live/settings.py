@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import copy
 import types
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, cast
 
 import torch
+
+from orchestrator.exports.carried import guard
 
 _DEPTH = 4
 """Objects within objects that are looked into."""
@@ -20,6 +22,7 @@ _OPAQUE = (torch.Tensor, torch.nn.Module, type, types.FunctionType, types.Builti
 _OWN = frozenset(vars(torch.nn.Module())) | {"_ws_kernels", "warpsmith"}
 """Names of every module's own, and ours."""
 _GONE = object()
+_tied = cast("Callable[[list[torch.nn.Module]], list[tuple[Any, ...]]]", guard._ws_tied)
 
 
 class Settings:
@@ -33,7 +36,7 @@ class Settings:
         self._children = [(part._modules, list(part._modules.values())) for part in self.parts if part._modules]
         held = [group for part in self.parts for group in (part._parameters, part._buffers) if group]
         self._held = [(group, {name: tensor is None for name, tensor in group.items()}) for group in held]
-        self._inner = self.parts[1:]
+        self._inner, self._tied = self.parts[1:], _tied(self.parts)
         # A graph of torch.fx is its code, and nothing else.
         named = [part for part in self.parts if not isinstance(part, torch.fx.GraphModule)]
         self._places = [place for part in named for place in _places(vars(part), 0, _OWN)]
@@ -49,6 +52,9 @@ class Settings:
                 return False
         for group, are_none in self._held:
             if {name: tensor is None for name, tensor in group.items()} != are_none:
+                return False
+        for one, name, other, again in self._tied:
+            if one.get(name) is not other.get(again):
                 return False
         for place, name, known in self._places:
             now = place.get(name, _GONE)

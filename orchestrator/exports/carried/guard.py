@@ -180,6 +180,7 @@ class _WsSettings:
         places = [name.rpartition(".") for name in members]
         self._members = [(module.get_submodule(owner), name) for owner, _, name in places]
         self._children = [(part, list(part._modules.values())) for part in self._parts if part._modules]
+        self._tied = _ws_tied(self._parts)
 
     def hold(self):
         """Whether all is as it was and no inner part has a hook."""
@@ -189,6 +190,9 @@ class _WsSettings:
                     return False
         except AttributeError:  # one that was looked at is gone
             return False
+        for one, name, other, again in self._tied:
+            if one.get(name) is not other.get(again):
+                return False
         if not self._children:
             return True
         for part, children in self._children:
@@ -207,6 +211,17 @@ class _WsSettings:
     def parameters(self):
         """All parameters of the module."""
         return [each for part in self._parts for each in part._parameters.values() if each is not None]
+
+
+def _ws_tied(parts):
+    """Places of the same parameter or buffer in several parts, pair by pair, of which a program reads one."""
+    first, pairs = {}, []
+    for group in [group for part in parts for group in (part._parameters, part._buffers)]:
+        for name, tensor in group.items():
+            if tensor is not None and id(tensor) in first:
+                pairs.append((*first[id(tensor)], group, name))
+            first.setdefault(id(tensor), (group, name))
+    return pairs
 
 
 def _ws_is_transformed():
