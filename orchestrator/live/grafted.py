@@ -10,6 +10,7 @@ import contextlib
 import copy
 import functools
 import hashlib
+import operator
 import sys
 import threading
 import types
@@ -104,7 +105,12 @@ class Kernel:
             tensors = self._guard.matched(self, leaves, {})
             if tensors is None:
                 return False, None
-        if self._wants_another(tensors):
+        training = self._training
+        if training is None:
+            wants_another = self._exported["_ws_wants_gradient"](self, tensors)
+        else:
+            wants_another = not training.serves(tensors)
+        if wants_another:  # a gradient that the kernel does not give
             _tell_once(self, tensors, 6)
             return False, None
         self.count += 1
@@ -114,12 +120,6 @@ class Kernel:
     def trains(self) -> bool:
         """Whether it gives gradients."""
         return self._training is not None
-
-    def _wants_another(self, tensors: Any) -> bool:
-        """Whether a gradient may be asked for that the kernel does not give."""
-        if self._training is not None:
-            return not self._training.serves(tensors)
-        return bool(self._exported["_ws_wants_gradient"](self, tensors))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Kernel:
         module = self._ws_settings.parts[0]
@@ -177,18 +177,22 @@ def _itself(module: torch.nn.Module) -> torch.nn.Module:
 
 def _runner(call: Call, exported: Mapping[str, Any]) -> Callable[[Any], Any]:
     """The verified program, whose flat results it puts into the structure that the module returns."""
-    program, nested = _program(exported), call.returned
-    if nested == pytree.tree_structure(0):
-        return lambda tensors: program(tensors)[0]
-    return lambda tensors: pytree.tree_unflatten(program(tensors), nested)
+    is_one = call.returned == pytree.tree_structure(0)
+    nested = operator.itemgetter(0) if is_one else functools.partial(_nested, structure=call.returned)
+    if (training := exported.get("_ws_training")) is not None:
+        structured = exported["_ws_structured"]
+        return lambda tensors: nested(structured(training(tensors)))
+    program = _program(exported)
+    return lambda tensors: nested(program(tensors))
+
+
+def _nested(results: Any, structure: pytree.TreeSpec) -> Any:
+    return pytree.tree_unflatten(results, structure)
 
 
 def _program(exported: Mapping[str, Any]) -> Callable[[Any], Any]:
-    """The verified program. Each module has CUDA graphs of its own, which are kept by address: equal layers, whose file
+    """A forward's program. Each module has CUDA graphs of its own, which are kept by address: equal layers, whose file
     is one, would drive out each other's."""
-    if (training := exported.get("_ws_training")) is not None:
-        structured = exported["_ws_structured"]
-        return lambda tensors: structured(training(tensors))
     shared: types.FunctionType = exported["_ws_forward"]
     if "_ws_graphs" not in exported:
         return shared
