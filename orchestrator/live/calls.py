@@ -77,7 +77,7 @@ def _require_plain(given: _Given) -> None:
     named = [("an example argument", leaf) for leaf in pytree.tree_leaves((args, kwargs))]
     named += [*module.named_parameters(), *module.named_buffers(), *(("an attribute", each) for each in _held(module))]
     for name, tensor in named:
-        if isinstance(tensor, torch.nn.parameter.UninitializedTensorMixin):
+        if torch.nn.parameter.is_lazy(tensor):
             raise BadInput(f"{type(module).__name__}: {name} has no shape before a first call: make one, then optimize")
         if not isinstance(tensor, torch.Tensor) or type(tensor) is FakeTensor:
             continue

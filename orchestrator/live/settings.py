@@ -60,7 +60,7 @@ class Settings:
             now = place.get(name, _GONE)
             if now is not known and not _is_same(now, known):
                 return False
-        for part in self._inner:
+        for part in self._inner:  # noqa: SIM110 (as above)
             if part._forward_hooks or part._forward_pre_hooks:
                 return False
         return True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import importlib
 import importlib.metadata
 import io
 import json
@@ -17,8 +18,7 @@ from typing import Any, NoReturn
 import pytest
 from rich.console import Console
 
-from orchestrator import testing
-from orchestrator.commands import __main__ as entry
+from orchestrator import commands, testing
 from orchestrator.commands import budgets, chosen, cli, client, directory_bench, doctor, module_runs, progress, report
 from orchestrator.tasks import intake
 from warpsmith.errors import BadInput, Infrastructure
@@ -347,8 +347,8 @@ def test_the_reader_starts_nothing(kept: Path) -> None:
 def test_the_entry_point_runs_as_a_program(tmp_path: Path) -> None:
     program = [
         sys.executable,
-        "-m",
-        "orchestrator.commands",
+        "-c",
+        "from orchestrator.commands import main; main()",
         "optimize",
         str(tmp_path / "x.py"),
     ]
@@ -361,16 +361,16 @@ def test_ctrl_c_while_libraries_load_is_no_traceback(monkeypatch: pytest.MonkeyP
     def interrupted(_: str) -> NoReturn:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(entry.importlib, "import_module", interrupted)
+    monkeypatch.setattr(importlib, "import_module", interrupted)
     with pytest.raises(SystemExit) as ended:
-        entry.main()
+        commands.main()
     assert ended.value.code == 130
 
 
 @pytest.mark.parametrize("asked", ["--version", "--help"])
 def test_an_output_without_room_is_said_in_one_line(asked: str) -> None:
     with Path("/dev/full").open("w") as full:
-        program = [sys.executable, "-m", "orchestrator.commands", asked]
+        program = [sys.executable, "-c", "from orchestrator.commands import main; main()", asked]
         finished = subprocess.run(program, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
     assert (finished.returncode, finished.stderr) == (
         3,
