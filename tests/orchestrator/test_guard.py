@@ -149,6 +149,16 @@ def test_a_change_between_two_equal_calls_is_seen_by_the_second(change: str) -> 
     assert guard.read(module, (X,), {}) is None
 
 
+def test_tensors_alone_are_looked_at_in_forward_mode_too() -> None:
+    leaf = ((2, 8), (8, 1), torch.float32)
+    guard = _WsGuard(Whole, [], device="cpu", leaves=[leaf], members={}, by_mode=False, capability=(9, 0), units=0)
+    module = Whole(guard)
+    for _ in range(2):
+        assert guard.read(module, (X,), {}) is not None
+    with torch.autograd.forward_ad.dual_level():
+        assert guard.read(module, (X,), {}) is None
+
+
 def test_a_weight_that_stood_in_two_places_is_looked_for_in_both() -> None:
     leaf, member = ((2, 8), (8, 1), torch.float32), {"0.weight": ((8, 8), (8, 1), torch.float32)}
     kinds: dict[str, Any] = {"leaves": [leaf], "members": member, "by_mode": False, "capability": (9, 0), "units": 0}
