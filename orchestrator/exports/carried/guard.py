@@ -184,21 +184,18 @@ class _WsSettings:
 
     def hold(self):
         """Whether all is as it was and no inner part has a hook."""
-        try:
+        with _ws_gone:
             for part, _, look, known in self._looks:
                 if look(part) != known:
                     return False
-        except AttributeError:  # one that was looked at is gone
-            return False
-        for one, name, other, again in self._tied:
-            if one.get(name) is not other.get(again):
-                return False
-        if not self._children:
-            return True
-        for part, children in self._children:
-            if [*part._modules.values()] != children:
-                return False
-        return not _ws_has_other_calls(self._parts[1:])
+            for one, name, other, again in self._tied:
+                if one.get(name) is not other.get(again):
+                    return False
+            for part, children in self._children:
+                if [*part._modules.values()] != children:
+                    return False
+            return not (self._children and _ws_has_other_calls(self._parts[1:]))
+        return False
 
     def read(self):
         """The parameters and buffers that the program reads, as they are now."""
@@ -211,6 +208,10 @@ class _WsSettings:
     def parameters(self):
         """All parameters of the module."""
         return [each for part in self._parts for each in part._parameters.values() if each is not None]
+
+
+# Where an attribute that was looked at is; of a try statement KernelBench's checker takes no file.
+_ws_gone = contextlib.suppress(AttributeError)
 
 
 def _ws_tied(parts):
