@@ -7,12 +7,13 @@
 
 Tiny modules, on whose tensors a kernel takes next to nothing, each as the program that a search begins with and as it
 is exported. Batches of calls of the module and of its export take turns, in an order that is drawn anew for each round;
-told are the medians over all rounds, and of the differences within a round also a 95 % interval. On a GPU batches are
-timed without waiting for it, and it is waited for between them. A run takes half a minute, and nothing is judged.
-Flavours are all that the target has; what an exporter refuses is said with its reason. Of `cu`, whose caller owns all
-memory, a call is that of the launcher by ctypes. `--shapes 10`: exports hold kernels for ten shapes, of which the call
-has the first, and then the tenth. `--grad`: a call is a forward and the gradients of all inputs and parameters, by the
-kernels of the whole plan.
+told are the medians over all rounds, and of the differences within a round also a 95 % interval. On a processor the
+time is that of the one thread, whatever else runs on the machine. On a GPU batches are timed without waiting for it,
+and it is waited for between them. A run takes half a minute, and nothing is judged. Flavours are all that the target
+has, and `live`, the module of `warpsmith.optimize`; what an exporter refuses is said with its reason. Of `cu`, whose
+caller owns all memory, a call is that of the launcher by ctypes. `--shapes 10`: exports hold kernels for ten shapes, of
+which the call has the first, and then the tenth. `--grad`: a call is a forward and the gradients of all inputs and
+parameters, by the kernels of the whole plan.
 
     module     eager µs   export µs   over eager µs [95 %]      bar
 """
@@ -43,15 +44,26 @@ from agent_reasoning.roofline_reasoner import RooflineReasoner
 from agent_synthesis.synthesizer import BuiltInSynthesizer
 from benchmarks.timing import cpu_examples
 from orchestrator.exports import export_files, export_training
-from orchestrator.exports.export import Exported, ExportedFolder, Exporter
+from orchestrator.exports.export import Exported, ExportedFolder
+from orchestrator.live import calls, grafted, written
 from orchestrator.tasks import intake, intake_worker
 from warpsmith import plugins
 from warpsmith.errors import BadInput
 from warpsmith.graphs import dtypes
-from warpsmith.v1 import analysis_pb2, hypothesis_pb2, reasoning_service_pb2, run_pb2, timing_pb2
+from warpsmith.v1 import (
+    analysis_pb2,
+    candidate_pb2,
+    hypothesis_pb2,
+    reasoning_service_pb2,
+    run_pb2,
+    task_pb2,
+    timing_pb2,
+)
 
-FLAVOURS = {"cpu": ["module", "package", "hub"], "cuda": ["module", "package", "hub", "kernelbench", "cu"]}
-"""What is exported for each target, as `warpsmith export --flavour` has it."""
+LIVE = "live"
+FLAVOURS = {"cpu": ["module", "package", "hub", LIVE], "cuda": ["module", "package", "hub", "kernelbench", "cu", LIVE]}
+"""What is exported for each target, as `warpsmith export --flavour` has it; and `live`, the module of
+`warpsmith.optimize`."""
 BAR_US = 10.0
 """Most that a call of an export may take beyond eager's."""
 _PARTS = ", ".join(["nn.Linear(8, 8), nn.LayerNorm(8), nn.GELU()"] * 4)
@@ -91,39 +103,49 @@ def a_step(source: Path, target: str, grad: str = "all", moves: Sequence[analysi
     here."""
     request = intake.Request(str(source), target=target, gradients=intake.gradients(grad))
     seen = intake_worker.inspect(intake.read(request))
-    run = run_pb2.Run(id="host-time", state=run_pb2.RUN_STATE_FASTER, task=intake.described(seen, [], [], []))
-    whole = analysis_pb2.Move(kind=analysis_pb2.MOVE_KIND_AUTHOR, group="*")
-    hypothesis = hypothesis_pb2.Hypothesis(moves=moves or [whole])
-    run.best.candidate.CopyFrom(BuiltInSynthesizer().synthesize(run.task, hypothesis))
-    run.best.timing.faster, run.best.timing.tier = True, timing_pb2.TIER_FINAL
-    return run
+    return _step_won(intake.described(seen, [], [], []), moves)
 
 
 def a_run(source: Path, target: str) -> run_pb2.Run:
     """A run that was won by the first kernels that a search begins with: nothing is compiled or judged here."""
-    synthesizer = BuiltInSynthesizer()
     task = intake.read(intake.Request(str(source), target=target))
     for value in _loaded(source).get_inputs():
         task.inputs.append(dtypes.spec_of(value))
         task.input_literals.append("")
+    return _won(task)
+
+
+def _step_won(task: task_pb2.Task, moves: Sequence[analysis_pb2.Move] = ()) -> run_pb2.Run:
+    whole = analysis_pb2.Move(kind=analysis_pb2.MOVE_KIND_AUTHOR, group="*")
+    return _run_of(task, BuiltInSynthesizer().synthesize(task, hypothesis_pb2.Hypothesis(moves=moves or [whole])))
+
+
+def _won(task: task_pb2.Task) -> run_pb2.Run:
+    synthesizer = BuiltInSynthesizer()
     request = reasoning_service_pb2.ProposeHypothesesRequest(task=task, analysis=synthesizer.analyze(task, []))
-    run = run_pb2.Run(id="host-time", state=run_pb2.RUN_STATE_FASTER, task=task)
     made = (synthesizer.synthesize(task, each) for each in RooflineReasoner().propose(request).hypotheses)
-    run.best.candidate.CopyFrom(next(each for each in made if each.program.sources))
+    return _run_of(task, next(each for each in made if each.program.sources))
+
+
+def _run_of(task: task_pb2.Task, candidate: candidate_pb2.Candidate) -> run_pb2.Run:
+    run = run_pb2.Run(id="host-time", state=run_pb2.RUN_STATE_FASTER, task=task)
+    run.best.candidate.CopyFrom(candidate)
     run.best.timing.faster, run.best.timing.tier = True, timing_pb2.TIER_FINAL
     return run
 
 
-def batches(arms: Sequence[Callable[[], Any]], rounds: int, calls: int, wait: Callable[[], Any]) -> list[list[float]]:
-    """µs a call of each arm in each round, whose arms are in an order that is drawn anew."""
+def batches(
+    arms: Sequence[Callable[[], Any]], rounds: int, count: int, wait: Callable[[], Any], clock: Callable[[], int]
+) -> list[list[float]]:
+    """µs a call of each arm in each round, whose arms are in an order that is drawn anew. `count`: calls of a batch."""
     taken: list[list[float]] = [[] for _ in arms]
     for _ in range(rounds):
         for place in random.sample(range(len(arms)), len(arms)):
-            arm, repeated = arms[place], range(calls)
-            begin = time.perf_counter_ns()
+            arm, repeated = arms[place], range(count)
+            begin = clock()
             for _ in repeated:
                 arm()
-            taken[place].append((time.perf_counter_ns() - begin) / calls / 1e3)
+            taken[place].append((clock() - begin) / count / 1e3)
             wait()
     return taken
 
@@ -137,30 +159,36 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
 
 def measured(name: str, source: Path, flavour: str, place: int, options: argparse.Namespace) -> HostTime:
     """The time of one module's export beside the module's own, whose shape has a `place` among several, from 0."""
-    exporter: Exporter = plugins.load("exporter", flavour)
+    if flavour == LIVE and options.shapes > 1:
+        raise BadInput("a live module has its kernels one after the other, and no table")
     made_by = a_step if options.grad else a_run
     runs = [made_by(each, options.target) for each in _shapes(source, options.shapes)]
     for number, run in enumerate(runs):
         run.id = f"host-time-{number}"
     runs.insert(place, runs.pop(0))
-    exported = export_training.export_all(exporter, flavour, runs)
     torch.manual_seed(0)
     user = _loaded(source)
     with torch.device(options.target):
         original = user.Model(*user.get_init_inputs())
     given = [value.to(options.target) for value in user.get_inputs()]
-    wait = torch.cuda.synchronize if options.target == "cuda" else lambda: None
+    # One thread does all of a call on a processor: its own time leaves out what else the machine does meanwhile.
+    is_cuda = options.target == "cuda"
+    wait, clock = (torch.cuda.synchronize, time.perf_counter_ns) if is_cuda else (lambda: None, time.thread_time_ns)
     folder = source.parent / f"{flavour}_{place}"
     model: Any
-    if isinstance(exported, Exported) and flavour == "cu":
-        model = launcher(exported, folder, original.state_dict(), given)
+    if flavour == LIVE:
+        model = swapped(original, given, options)
     else:
-        model = answering(imported(exported, folder), place, original, given, options.target)
+        exported = export_training.export_all(plugins.load("exporter", flavour), flavour, runs)
+        if isinstance(exported, Exported) and flavour == "cu":
+            model = launcher(exported, folder, original.state_dict(), given)
+        else:
+            model = answering(imported(exported, folder), place, original, given, options.target)
     arms = [_step(each, given) if options.grad else functools.partial(each, *given) for each in (original, model)]
     with torch.set_grad_enabled(options.grad):
         torch.testing.assert_close(*(arm() for arm in arms), rtol=1e-4, atol=1e-4)
-        batches(arms, 3, options.calls, wait)
-        eager, ours = batches(arms, options.rounds, options.calls, wait)
+        batches(arms, 3, options.calls, wait, clock)
+        eager, ours = batches(arms, options.rounds, options.calls, wait, clock)
     over = [mine - theirs for mine, theirs in zip(ours, eager, strict=True)]
     eager_us, ours_us, over_us = (statistics.median(values) for values in (eager, ours, over))
     row = f"{place + 1}/{len(runs)}" if len(runs) > 1 else ""
@@ -168,6 +196,22 @@ def measured(name: str, source: Path, flavour: str, place: int, options: argpars
     return HostTime(
         name, flavour, row, eager_us, ours_us, over_us, *within, options.target, torch.__version__, options.grad
     )
+
+
+def swapped(original: torch.nn.Module, given: Sequence[torch.Tensor], options: argparse.Namespace) -> torch.nn.Module:
+    """The module as `warpsmith.optimize` gives it back. Its kernel has to answer the call."""
+    inputs = [value.requires_grad_(options.grad) for value in given]
+    call = calls.captured(original, inputs, {}, options.target)
+    task = written.task_of(call, original, options.target, "auto", prepared=False, gradients=options.grad)
+    run = _step_won(task) if options.grad else _won(task)
+    exported = export_training.export_all(plugins.load("exporter", "module"), "module", [run])
+    assert isinstance(exported, Exported)
+    made = grafted.grafted(original, call, exported.text)
+    with torch.set_grad_enabled(options.grad):
+        made(*inputs)
+    if not grafted.answered_by(made):
+        raise SystemExit(f"{type(original).__name__}: its own call is not answered by the kernel")
+    return made
 
 
 def answering(made: Any, place: int, original: torch.nn.Module, given: Sequence[torch.Tensor], target: str) -> Any:

@@ -74,7 +74,7 @@ def gpus(count: int, server: str, target: str, devices: Path = Path("/dev")) -> 
 
 def _choice(role: str, names: Sequence[str]) -> tuple[str, str]:
     """The variable that chooses these plugins of a role, and its value."""
-    said = f"--plugin {role}={names[0]}"
+    said = f"--plugin {role}={names[0]}" if any(names) else f"--plugin {role}"
     if elsewhere := _ELSEWHERE.get(role):
         raise BadInput(f"{said}: {elsewhere}")
     if role not in ROLES or not all(names):

@@ -6,7 +6,10 @@ else to stderr. Exit codes: 0 done, 1 nothing passed, 2 bad input, 3 infrastruct
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
+import os
 import sys
 import time
 import traceback
@@ -78,6 +81,7 @@ app = typer.Typer(
     name="warpsmith",
     help="Turns a PyTorch module into a faster, verified kernel.\n\n"
     "Start with: warpsmith optimize module.py\n\nMachine in doubt: warpsmith doctor",
+    epilog="Exit codes: 0 done, 1 nothing passed, 2 bad input, 3 a service or the machine failed, 130 Ctrl-C.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -441,11 +445,22 @@ def _print_usage_error(error: Any) -> None:
         note(f"Error: {printable.line(message)}")
 
 
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
+"""Errors of a disk, which are no bugs of ours."""
+
+
+def _leave_unsaid() -> None:
+    """What is left to be printed goes nowhere: the interpreter would try once more as it ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def main() -> None:
     """Entry point of `warpsmith`: every error of ours is one line and an exit code."""
     try:
         with tracing.command():
             code = app(prog_name=app.info.name, standalone_mode=False)
+        with contextlib.suppress(BrokenPipeError):  # a pager that was left has seen enough
+            sys.stdout.flush()
     except _UsageError as error:
         _print_usage_error(error)
         raise SystemExit(error.exit_code) from None
@@ -460,7 +475,12 @@ def main() -> None:
         raise SystemExit(3) from None
     except KeyboardInterrupt:
         raise SystemExit(130) from None
-    except Exception:  # a bug of ours, whose words may be others' all the same
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno in _NO_ROOM:
+            _print_errors(f"{error.filename or 'its output'}: cannot be written: {error.strerror}")
+            _leave_unsaid()
+            raise SystemExit(3) from None
+        # A bug of ours, whose words may be others' all the same.
         trouble(f"warpsmith: {traceback.format_exc()}")
         raise SystemExit(1) from None
     raise SystemExit(code or 0)

@@ -411,11 +411,12 @@ def forward(
         given = [f"leaves = [*leaves, *_ws_kept{mark}(leaves)]"]
     lines = [*bindings(part, names, input_count, owner="owner" if in_graph else "stream"), *body_of(part, names, steps)]
     needs_device = any(re.search(r"\bdevice\b", line) for line in lines)
+    is_alone = program.target == task_pb2.TARGET_CPU and not any(re.search(r"\bstream\b", line) for line in lines)
     body = [
         '"""The verified program, step by step."""',
         *([] if in_graph else given),
         *(["device = leaves[0].device"] if needs_device else []),
-        *stream,
+        *([] if is_alone else stream),
         *(["owner = stream if owner is None else owner"] if in_graph else []),
         *lines,
     ]

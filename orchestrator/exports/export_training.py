@@ -26,9 +26,10 @@ _ANSWER = """
         if tensors is None or not _ws_training.serves(tensors):
             _ws_tell_once(self, tensors)
             return super().forward(*args, **kwargs)
-        return _ws_structured(_ws_training(tensors))
+        made = _ws_training(tensors)
+        return {structured}
 """
-"""What the forward of a module that trains does."""
+"""What the forward of a module that trains does; `structured` is written out, as a call should cost little."""
 _SEEN = """
         if tensors is None and torch.compiler.is_compiling():
             tensors = _ws_seen_step(_ws_training, _ws_guard, self, args, kwargs)
@@ -110,7 +111,8 @@ def module(run: run_pb2.Run, way: Way) -> str:
     parts += [export.guard(forward_of(run)), _joined(made), _structured(made)]
     parts += [_operators(made, way)] if way.name else []
     seen = _SEEN.format(call=way.call).lstrip("\n") if way.name else ""
-    return "\n\n\n".join([*parts, export.model(seen + _ANSWER.lstrip("\n"))]) + "\n"
+    answer = _ANSWER.lstrip("\n").format(structured=_expression(made))
+    return "\n\n\n".join([*parts, export.model(seen + answer)]) + "\n"
 
 
 def forward_of(run: run_pb2.Run) -> run_pb2.Run:
@@ -148,7 +150,7 @@ _ws_training = _WsTraining(
     device="{"cuda" if task.target == task_pb2.TARGET_CUDA else "cpu"}",
     outputs={len(set(made.outputs))},
     constant={[place for place in range(len(set(made.outputs))) if place not in outputs]},
-    kept=lambda tensors, made: [{", ".join(kept)}],
+    kept=lambda tensors, made: ({"".join(f"{each}, " for each in kept)}),
     derivative=_ws_derivative,
     wanted={tuple(place is not None for place in found)},
 )"""
@@ -186,7 +188,12 @@ def _passed(made: Halves) -> Iterator[str]:
 
 
 def _structured(made: Halves) -> str:
-    """Python that gives the forward's outputs their structure."""
+    explained = '"""The outputs as the module gives them."""'
+    return f"def _ws_structured(made):\n    {explained}\n    return {_expression(made)}"
+
+
+def _expression(made: Halves) -> str:
+    """Python that gives the forward's outputs, `made`, their structure."""
     program = made.run.best.candidate.program
     whole = json.loads(program.output_tree)
     own = structures.read(program.output_tree).children[0]
@@ -195,8 +202,7 @@ def _structured(made: Halves) -> str:
     if program.output_leaves and any(leaves := program.output_leaves[: own.leaf_count]):
         forward.output_leaves.extend(leaves)
     names = {f"{place}": f"made[{place}]" for place in made.outputs}
-    explained = '"""The outputs as the module gives them."""'
-    return f"def _ws_structured(made):\n    {explained}\n    return {returned(forward, names)}"
+    return returned(forward, names)
 
 
 def _operators(made: Halves, way: Way) -> str:

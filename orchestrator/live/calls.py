@@ -23,6 +23,7 @@ from warpsmith.graphs import aten, capture, task_module
 from warpsmith.graphs.refusals import CaptureRefused, alone_told
 from warpsmith.v1 import graph_pb2
 
+_Given = tuple[torch.nn.Module, tuple[Any, ...], dict[str, Any]]
 _INNER = "module"
 _OWN = frozenset(vars(torch.nn.Module())) | {"_ws_kernels"}
 """Names of every module's own."""
@@ -55,6 +56,7 @@ def captured(module: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, 
         BadInput: the module does not take these arguments, or cannot be captured; the message says why.
     """
     given = (module, tuple(args), dict(kwargs))
+    _require_plain(given)
     try:
         with alone_told(), FakeTensorMode(allow_non_fake_inputs=True) as mode:
             return _captured(given, partial(_fake, mode=mode), device_type)
@@ -67,6 +69,25 @@ def captured(module: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, 
         raise
     except Exception as error:
         raise BadInput(f"{type(module).__name__}: cannot be copied: {task_module.cause_of(error)}") from error
+
+
+def _require_plain(given: _Given) -> None:
+    """Refuses tensors that are more than memory with a shape, strides and a type, for a kernel reads that alone."""
+    module, args, kwargs = given
+    named = [("an example argument", leaf) for leaf in pytree.tree_leaves((args, kwargs))]
+    named += [*module.named_parameters(), *module.named_buffers(), *(("an attribute", each) for each in _held(module))]
+    for name, tensor in named:
+        if torch.nn.parameter.is_lazy(tensor):
+            raise BadInput(f"{type(module).__name__}: {name} has no shape before a first call: make one, then optimize")
+        if not isinstance(tensor, torch.Tensor) or type(tensor) is FakeTensor:
+            continue
+        if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
+            what = f"a {type(tensor).__name__}"
+        elif tensor.is_nested or tensor.is_quantized or tensor.layout is not torch.strided:
+            what = "nested" if tensor.is_nested else "quantized" if tensor.is_quantized else f"{tensor.layout}"
+        else:
+            continue
+        raise BadInput(f"{type(module).__name__}: {name} is {what}; kernels read plain tensors (torch.strided) alone")
 
 
 def twins(tensors: Sequence[Any]) -> list[int]:
@@ -99,9 +120,6 @@ class _Flat(torch.nn.Module):
         """What the module returns, flattened."""
         args, kwargs = pytree.tree_unflatten(leaves, self._structure)
         return tuple(pytree.tree_leaves(self.module(*args, **kwargs)))
-
-
-_Given = tuple[torch.nn.Module, tuple[Any, ...], dict[str, Any]]
 
 
 def _captured(given: _Given, made_of: Callable[[torch.Tensor], torch.Tensor], device_type: str) -> Call:

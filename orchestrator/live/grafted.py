@@ -10,6 +10,7 @@ import contextlib
 import copy
 import functools
 import hashlib
+import operator
 import sys
 import threading
 import types
@@ -31,12 +32,16 @@ _tell_once = cast("Callable[[object, object, int], None]", guard._ws_tell_once)
 
 
 def shallow(module: torch.nn.Module, kind: type[torch.nn.Module] | None = None) -> torch.nn.Module:
-    """A module of the same tensors and inner modules, which may get others and hooks of its own; `kind`: its class."""
+    """A module of the same tensors and inner modules, which may get others and hooks of its own; `kind`: its class.
+
+    What its `compile()` has made is the other's, and is left there.
+    """
     kind = kind or type(module)
     made: torch.nn.Module = object.__new__(kind)
     for name, value in vars(module).items():
         is_own = isinstance(value, dict) and name.startswith("_") and name not in _SHARED
         vars(made)[name] = copy.copy(value) if is_own and name in vars(torch.nn.Module()) else value
+    vars(made).pop("_compiled_call_impl", None)
     return made
 
 
@@ -78,8 +83,9 @@ class Kernel:
 
     def __init__(self, call: Call, exported: Mapping[str, Any], module: torch.nn.Module) -> None:
         self._call, self._exported = call, exported
-        self._flat, self._nested, self._program = _flattener(call), _nester(call), _program(exported)
-        self._ws_settings = Settings(module, exported["_ws_guard"]._members)
+        self._flat, self._run = _flattener(call), _runner(call, exported)
+        self._guard, self._training = exported["_ws_guard"], exported.get("_ws_training")
+        self._ws_settings = Settings(module, self._guard._members)
         self.count = 0
 
     def of(self, module: torch.nn.Module) -> Kernel:
@@ -88,29 +94,32 @@ class Kernel:
 
     def answer(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[bool, Any]:
         """Whether the kernel takes a call, and then its answer."""
-        if self._ws_settings.parts[0] is not module or (leaves := self._flat(args, kwargs)) is None:
+        settings = self._ws_settings
+        if settings.parts[0] is not module or (leaves := self._flat(args, kwargs)) is None:
             return False, None
-        # The guard asks `self` for the settings, as it asks an exported module.
-        tensors = self._exported["_ws_guard"].matched(self, leaves, {})
+        tensors = self._guard.known(settings, leaves)
         if tensors is None:
-            return False, None
-        if self._wants_another(tensors):
+            if _is_transformed() and not getattr(_trying, "now", False):
+                return False, None
+            # The guard asks `self` for the settings, as it asks an exported module.
+            tensors = self._guard.matched(self, leaves, {})
+            if tensors is None:
+                return False, None
+        training = self._training
+        if training is None:
+            wants_another = self._exported["_ws_wants_gradient"](self, tensors)
+        else:
+            wants_another = not training.serves(tensors)
+        if wants_another:  # a gradient that the kernel does not give
             _tell_once(self, tensors, 6)
             return False, None
         self.count += 1
-        return True, self._nested(self._program(tensors))
+        return True, self._run(tensors)
 
     @property
     def trains(self) -> bool:
         """Whether it gives gradients."""
-        return "_ws_training" in self._exported
-
-    def _wants_another(self, tensors: Any) -> bool:
-        """Whether a gradient may be asked for that the kernel does not give."""
-        training = self._exported.get("_ws_training")
-        if training is not None:
-            return not training.serves(tensors)
-        return bool(self._exported["_ws_wants_gradient"](self, tensors))
+        return self._training is not None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Kernel:
         module = self._ws_settings.parts[0]
@@ -134,8 +143,8 @@ def _class(kind: type[torch.nn.Module]) -> type[torch.nn.Module]:
 
     @functools.wraps(kind.forward)
     def forward(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
-        if not _is_transformed() or getattr(_trying, "now", False):
-            for kernel in vars(self).get("_ws_kernels", ()):
+        if not torch.compiler.is_dynamo_compiling():
+            for kernel in self.__dict__.get("_ws_kernels", ()):
                 is_answered, result = kernel.answer(self, args, kwargs)
                 if is_answered:
                     return result
@@ -166,12 +175,24 @@ def _itself(module: torch.nn.Module) -> torch.nn.Module:
     return module
 
 
-def _program(exported: Mapping[str, Any]) -> Callable[[Any], Any]:
-    """The verified program. Each module has CUDA graphs of its own, which are kept by address: equal layers, whose file
-    is one, would drive out each other's."""
+def _runner(call: Call, exported: Mapping[str, Any]) -> Callable[[Any], Any]:
+    """The verified program, whose flat results it puts into the structure that the module returns."""
+    is_one = call.returned == pytree.tree_structure(0)
+    nested = operator.itemgetter(0) if is_one else functools.partial(_nested, structure=call.returned)
     if (training := exported.get("_ws_training")) is not None:
         structured = exported["_ws_structured"]
-        return lambda tensors: structured(training(tensors))
+        return lambda tensors: nested(structured(training(tensors)))
+    program = _program(exported)
+    return lambda tensors: nested(program(tensors))
+
+
+def _nested(results: Any, structure: pytree.TreeSpec) -> Any:
+    return pytree.tree_unflatten(results, structure)
+
+
+def _program(exported: Mapping[str, Any]) -> Callable[[Any], Any]:
+    """A forward's program. Each module has CUDA graphs of its own, which are kept by address: equal layers, whose file
+    is one, would drive out each other's."""
     shared: types.FunctionType = exported["_ws_forward"]
     if "_ws_graphs" not in exported:
         return shared
@@ -202,10 +223,3 @@ def _flattener(call: Call) -> Callable[[tuple[Any, ...], dict[str, Any]], tuple[
         return tensors if twins(tensors) == same else None
 
     return flat
-
-
-def _nester(call: Call) -> Callable[[tuple[Any, ...]], Any]:
-    """Puts the kernel's flat results into the structure that the module returns."""
-    if call.returned == pytree.tree_structure(0):
-        return lambda results: results[0]
-    return lambda results: pytree.tree_unflatten(results, call.returned)

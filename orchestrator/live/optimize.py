@@ -143,6 +143,9 @@ def optimize_submodules(
     given = _given(model, args, kwargs)
     results = _results(budget, fresh, server, runs, progress)
     track = _Track(precision, prepared, gradients)
+    if not (match is None or isinstance(match, type | str) or callable(match)) or not isinstance(most, int) or most < 1:
+        wrong = f"most={most!r}" if match is None else f"match={match!r}"
+        raise BadInput(f"{wrong}: match is a class, a text or a function of name and module, most a number from 1")
     if match is None:
         chosen, shares = _costly(model, given, track, most, progress)
     else:
@@ -167,6 +170,11 @@ def _given(module: torch.nn.Module, args: _Arguments, kwargs: Mapping[str, Any])
         raise BadInput(f"{type(module).__name__}: give a torch.nn.Module; a function can be the forward of one")
     if isinstance(args, torch.Tensor):
         args = (args,)
+    if isinstance(module, torch._dynamo.OptimizedModule):
+        raise BadInput(
+            f"{type(module._orig_mod).__name__} is compiled already: give the module that torch.compile was given "
+            '(module._orig_mod), and compile what comes of it, or use torch.compile(module, backend="warpsmith")'
+        )
     if not isinstance(args, tuple | list) or not isinstance(kwargs, Mapping):
         wrong = type(kwargs if isinstance(args, tuple | list) else args).__name__
         raise BadInput(f"example arguments are {wrong}: give a tuple, such as optimize(module, (x,), {{'scale': 2}})")
@@ -174,6 +182,9 @@ def _given(module: torch.nn.Module, args: _Arguments, kwargs: Mapping[str, Any])
 
 
 def _results(budget: _Budget, fresh: bool, server: str, runs: str | Path, progress: bool) -> Results:
+    if not isinstance(server, str) or not isinstance(runs, str | Path):
+        name, wrong = ("runs", runs) if isinstance(server, str) else ("server", server)
+        raise BadInput(f"{name}={wrong!r}: give a text, such as runs='runs' or server='HOST:PORT'")
     limits = run_pb2.Budget(wall_seconds=budgets.seconds(str(budget), "budget")) if budget else None
     return Results(server, Path(runs), limits, fresh, progress)
 
@@ -208,7 +219,13 @@ def _target(module: torch.nn.Module, given: _Given) -> str:
     kinds = {tensor.device.type for tensor in (*leaves, *module.parameters(), *module.buffers())}
     if len(kinds) > 1 or not kinds <= {"cpu", "cuda"}:
         named = " and ".join(sorted(kinds))
-        raise BadInput(f"the module and its example arguments are on {named}: move all to one GPU, or to the CPU")
+        made = "; what is on meta has no values: to_empty() and load_state_dict() first" if "meta" in kinds else ""
+        raise BadInput(f"the module and its example arguments are on {named}: move all to one GPU, or to the CPU{made}")
+    if torch.is_autocast_enabled(*kinds):
+        raise BadInput(
+            f"autocast is on for {', '.join(kinds)}, and under it no kernel answers: optimize outside of it, with a "
+            "module and arguments of the type that is wanted, or a forward that turns autocast on itself"
+        )
     return kinds.pop()
 
 

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import copy
 import types
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, cast
 
 import torch
+
+from orchestrator.exports.carried import guard
 
 _DEPTH = 4
 """Objects within objects that are looked into."""
@@ -20,6 +22,7 @@ _OPAQUE = (torch.Tensor, torch.nn.Module, type, types.FunctionType, types.Builti
 _OWN = frozenset(vars(torch.nn.Module())) | {"_ws_kernels", "warpsmith"}
 """Names of every module's own, and ours."""
 _GONE = object()
+_tied = cast("Callable[[list[torch.nn.Module]], list[tuple[Any, ...]]]", guard._ws_tied)
 
 
 class Settings:
@@ -29,29 +32,46 @@ class Settings:
         self.parts = list(module.modules())
         places = [name.rpartition(".") for name in members]
         self._members = [(module.get_submodule(owner), name) for owner, _, name in places]
-        self._modes = [part.training for part in self.parts]
+        self._modes = [(part, part.training) for part in self.parts]
         self._children = [(part._modules, list(part._modules.values())) for part in self.parts if part._modules]
         held = [group for part in self.parts for group in (part._parameters, part._buffers) if group]
         self._held = [(group, {name: tensor is None for name, tensor in group.items()}) for group in held]
+        self._inner, self._tied = self.parts[1:], _tied(self.parts)
         # A graph of torch.fx is its code, and nothing else.
         named = [part for part in self.parts if not isinstance(part, torch.fx.GraphModule)]
         self._places = [place for part in named for place in _places(vars(part), 0, _OWN)]
 
     def hold(self) -> bool:
         """Whether all is as it was and no inner part has a hook."""
-        return (
-            [part.training for part in self.parts] == self._modes
-            and all(list(children.values()) == known for children, known in self._children)
-            and all({name: tensor is None for name, tensor in group.items()} == known for group, known in self._held)
-            and all(_is_same(place.get(name, _GONE), known) for place, name, known in self._places)
-            and not any(part._forward_hooks or part._forward_pre_hooks for part in self.parts[1:])
-        )
+        # Loops, not generators, which cost more than what they look at.
+        for part, mode in self._modes:
+            if part.training is not mode:
+                return False
+        for children, modules in self._children:
+            if [*children.values()] != modules:
+                return False
+        for group, are_none in self._held:
+            if {name: tensor is None for name, tensor in group.items()} != are_none:
+                return False
+        for one, name, other, again in self._tied:
+            if one.get(name) is not other.get(again):
+                return False
+        for place, name, known in self._places:
+            now = place.get(name, _GONE)
+            if now is not known and not _is_same(now, known):
+                return False
+        for part in self._inner:  # noqa: SIM110 (as above)
+            if part._forward_hooks or part._forward_pre_hooks:
+                return False
+        return True
 
     def read(self) -> list[Any]:
         """The parameters and buffers that the kernel reads, as they are now."""
-        return [
-            part._parameters[name] if name in part._parameters else getattr(part, name) for part, name in self._members
-        ]
+        found: list[Any] = []
+        for part, name in self._members:
+            tensor = part._parameters.get(name)
+            found.append(getattr(part, name) if tensor is None else tensor)
+        return found
 
     def parameters(self) -> list[torch.nn.Parameter]:
         """All parameters of the module."""

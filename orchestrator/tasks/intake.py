@@ -342,7 +342,8 @@ def _parse(path: Path, content: bytes, *, is_named: bool = True) -> ast.Module:
         return python_text.parse(content)
     except SyntaxError as error:
         why = f": {error.msg}" if is_named else ""
-        raise BadInput(f"{path}:{error.lineno}: syntax error{why}") from None
+        where = f":{error.lineno}" if error.lineno else ""  # none of a file that is no text
+        raise BadInput(f"{path}{where}: syntax error{why}") from None
     except (ValueError, RecursionError, MemoryError):
         raise BadInput(f"{path}: not Python source") from None
 

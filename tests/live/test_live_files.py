@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +86,31 @@ class Choosing(nn.Module):
         return x[x > 0]
 
 
+class Named(torch.Tensor): ...
+
+
+class Holding(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = torch.eye(3).to_sparse()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.sparse.mm(self.table, x)
+
+
+def _pair(x: torch.Tensor) -> Any:
+    @dataclasses.dataclass
+    class Pair:
+        one: torch.Tensor
+
+    return Pair(x * 2)
+
+
+class Told(nn.Module):
+    def forward(self, x: torch.Tensor) -> Any:
+        return _pair(x)
+
+
 DECIDES = Deciding.forward.__code__.co_firstlineno + 1
 """The line of its `if`."""
 
@@ -100,14 +126,31 @@ DECIDES = Deciding.forward.__code__.co_firstlineno + 1
         (
             nn.Linear(3, 3, device="meta"),
             (torch.ones(2, 3),),
-            "are on cpu and meta: move all to one GPU, or to the CPU",
+            "are on cpu and meta: move all to one GPU, or to the CPU; what is on meta has no values",
         ),
+        (nn.LazyLinear(3), (torch.ones(2, 3),), "LazyLinear: weight has no shape before a first call"),
+        (nn.ReLU(), (torch.eye(3).to_sparse(),), "ReLU: an example argument is torch.sparse_coo; kernels read plain"),
+        (nn.ReLU(), (torch.ones(3).as_subclass(Named),), "ReLU: an example argument is a Named; kernels read plain"),
+        (Holding(), (torch.ones(3, 3),), "Holding: an attribute is torch.sparse_coo; kernels read plain"),
+        (torch.compile(nn.ReLU(), backend="eager"), (torch.ones(3),), "ReLU is compiled already: give the module that"),
+        (Told(), (torch.ones(3),), r"has a .*<locals>\.Pair among its outputs, .* \(torch.export.register_dataclass"),
     ],
 )
 def test_what_cannot_be_optimized_is_said_in_one_line(module: nn.Module, args: Any, message: str) -> None:
     with pytest.raises(BadInput, match=message) as refused:
         warpsmith.optimize(module, args)
     assert "\n" not in str(refused.value)
+
+
+def test_what_is_asked_for_under_autocast_is_refused_before_a_search() -> None:
+    with torch.autocast("cpu", torch.bfloat16), pytest.raises(BadInput, match="autocast is on for cpu"):
+        warpsmith.optimize(nn.Linear(3, 3), torch.ones(2, 3))
+
+
+@pytest.mark.parametrize(("option", "value"), [("server", 5), ("runs", 5), ("match", 3), ("most", 0), ("most", "two")])
+def test_an_option_of_another_type_is_named(option: str, value: Any) -> None:
+    with pytest.raises(BadInput, match=f"{option}={value!r}: "):
+        warpsmith.optimize_submodules(nn.Sequential(nn.ReLU()), torch.ones(2), **{option: value})
 
 
 @pytest.mark.parametrize(("option", "value"), [("budget", "soon"), ("precision", "int3")])

@@ -303,6 +303,25 @@ def test_a_kernel_of_the_whole_does_not_answer_for_a_copy_with_other_parts(tmp_p
     assert torch.equal(quiet(parts), torch.tanh(quiet(model[0]) * TOLD))
 
 
+@pytest.mark.parametrize("place", [0, 1])
+def test_a_kernel_of_tied_weights_does_not_answer_once_they_are_two(place: int, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    module: Any = nn.Sequential(nn.Linear(8, 8, bias=False), nn.Linear(8, 8, bias=False))
+    module[1].weight = module[0].weight
+    fast: Any = optimized(module, tmp_path)
+    assert torch.equal(quiet(fast), quiet(module) * TOLD)
+    fast[place].weight = nn.Parameter(torch.zeros(8, 8))
+    assert not quiet(fast).any()
+
+
+def test_a_module_that_compiles_its_calls_is_answered_by_the_kernel(tmp_path: Path) -> None:
+    module = nn.Sequential(nn.Linear(8, 8), nn.Tanh())
+    own = quiet(module)
+    module.compile(backend="eager")
+    assert torch.equal(quiet(optimized(module, tmp_path)), own * TOLD)
+    assert vars(module)["_compiled_call_impl"] is not None
+
+
 # ---- files ---------------------------------------------------------------------------------------------------
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import importlib
 import importlib.metadata
 import io
 import json
@@ -17,7 +18,7 @@ from typing import Any, NoReturn
 import pytest
 from rich.console import Console
 
-from orchestrator import testing
+from orchestrator import commands, testing
 from orchestrator.commands import budgets, chosen, cli, client, directory_bench, doctor, module_runs, progress, report
 from orchestrator.tasks import intake
 from warpsmith.errors import BadInput, Infrastructure
@@ -347,13 +348,34 @@ def test_the_entry_point_runs_as_a_program(tmp_path: Path) -> None:
     program = [
         sys.executable,
         "-c",
-        "from orchestrator.commands.cli import main; main()",
+        "from orchestrator.commands import main; main()",
         "optimize",
         str(tmp_path / "x.py"),
     ]
     finished = subprocess.run(program, capture_output=True, text=True, timeout=60, check=False)
     assert finished.returncode == 2
     assert finished.stderr == f"warpsmith: {tmp_path / 'x.py'}: no such file\n"
+
+
+def test_ctrl_c_while_libraries_load_is_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(_: str) -> NoReturn:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(importlib, "import_module", interrupted)
+    with pytest.raises(SystemExit) as ended:
+        commands.main()
+    assert ended.value.code == 130
+
+
+@pytest.mark.parametrize("asked", ["--version", "--help"])
+def test_an_output_without_room_is_said_in_one_line(asked: str) -> None:
+    with Path("/dev/full").open("w") as full:
+        program = [sys.executable, "-c", "from orchestrator.commands import main; main()", asked]
+        finished = subprocess.run(program, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+    assert (finished.returncode, finished.stderr) == (
+        3,
+        "warpsmith: its output: cannot be written: No space left on device\n",
+    )
 
 
 def test_a_bench_makes_modules_ready_while_another_is_searched(tmp_path: Path) -> None:

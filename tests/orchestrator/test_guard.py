@@ -149,6 +149,30 @@ def test_a_change_between_two_equal_calls_is_seen_by_the_second(change: str) -> 
     assert guard.read(module, (X,), {}) is None
 
 
+def test_tensors_alone_are_looked_at_in_forward_mode_too() -> None:
+    leaf = ((2, 8), (8, 1), torch.float32)
+    guard = _WsGuard(Whole, [], device="cpu", leaves=[leaf], members={}, by_mode=False, capability=(9, 0), units=0)
+    module = Whole(guard)
+    for _ in range(2):
+        assert guard.read(module, (X,), {}) is not None
+    with torch.autograd.forward_ad.dual_level():
+        assert guard.read(module, (X,), {}) is None
+
+
+def test_a_weight_that_stood_in_two_places_is_looked_for_in_both() -> None:
+    leaf, member = ((2, 8), (8, 1), torch.float32), {"0.weight": ((8, 8), (8, 1), torch.float32)}
+    kinds: dict[str, Any] = {"leaves": [leaf], "members": member, "by_mode": False, "capability": (9, 0), "units": 0}
+    guard = _WsGuard(nn.Sequential, [], device="cpu", **kinds)
+    module: Any = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+    module[1].weight = module[0].weight
+    module._ws_settings = guard.settings(module, (), {})
+    copied = copy.deepcopy(module)
+    for each in (module, copied):
+        assert guard.read(each, (X,), {}) is not None
+        each.load_state_dict({name: value.clone() for name, value in each.state_dict().items()}, assign=True)
+        assert guard.read(each, (X,), {}) is None, "they are two now"
+
+
 @contextlib.contextmanager
 def _hook_of_all() -> Iterator[None]:
     hook = nn.modules.module.register_module_forward_hook(lambda *_: None)
@@ -168,10 +192,37 @@ def test_what_is_around_a_call_is_looked_at_in_each(guard: _WsGuard, around: str
     module, given = Module(guard), ((X, 2.0), {"shift": Y, "negate": False})
     module.inner = nn.Identity()
     module._ws_settings = guard.settings(module, (), {})
-    assert guard.read(module, *given) is not None
+    for _ in range(2):  # by all that is looked at, and by the look that costs little
+        assert guard.read(module, *given) is not None
     with CALLS[around]():
         assert guard.read(module, *given) is None
     assert guard.read(module, *given) is not None
+
+
+TRANSFORMS: dict[str, Callable[[Callable[[Any], Any]], object]] = {
+    "vmap": lambda looked: torch.func.vmap(looked)(torch.stack([X, X])),
+    "a gradient's function": lambda looked: torch.func.grad(lambda x: looked(x).sum())(X),
+    "forward mode": lambda looked: torch.func.jvp(looked, (X,), (X,)),
+    "tracing": lambda looked: torch.jit.trace(looked, (X,), check_trace=False),
+    "no transform": lambda looked: looked(X),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
+@pytest.mark.parametrize("transform", TRANSFORMS)
+def test_a_call_within_a_transform_is_the_originals_although_its_tensors_are_known(
+    guard: _WsGuard, transform: str
+) -> None:
+    module, given, found = Module(guard), ((X, 2.0), {"shift": Y, "negate": False}), []
+    for _ in range(2):
+        assert guard.read(module, *given) is not None
+
+    def looked(x: torch.Tensor) -> torch.Tensor:
+        found.append(guard.read(module, *given) is None)  # plain tensors, within the transform
+        return x * 2
+
+    TRANSFORMS[transform](looked)
+    assert set(found) == {transform != "no transform"}
 
 
 def test_a_tensor_that_is_changed_in_place_between_two_calls_is_looked_at_again(guard: _WsGuard) -> None:

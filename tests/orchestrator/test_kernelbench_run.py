@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import runpy
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -111,6 +113,31 @@ def test_what_is_written_is_read_as_a_claim(checkout: Path, tmp_path: Path) -> N
     baselines = claims.baseline_times(file, layout.tasks(checkout))
     read = claims.read(folder, solutions, baselines)
     assert (read, others) == ({layout.Solution(1, 1, 0): claims.Claim(True, 2.0, "AMD EPYC (CPU)")}, [])
+
+
+@pytest.mark.skipif(not os.environ.get("KERNELBENCH"), reason="KERNELBENCH names no checkout")
+def test_kernelbenchs_own_analysis_reads_what_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = Path(os.environ["KERNELBENCH"])
+    runs = [run_of("1_relu", is_faster=name != "21_Sigmoid") for name in ("19_ReLU", "20_LeakyReLU", "21_Sigmoid")]
+    for run, name in zip(runs, ("19_ReLU", "20_LeakyReLU", "21_Sigmoid"), strict=True):
+        run.task.entry_path = run.task.sources[0].path = f"{name}.py"
+        run.task.sources[0].content = (root / "KernelBench" / "level1" / f"{name}.py").read_bytes()
+    _, made = written(runs, root)
+    kernelbench_run.write(tmp_path, made)
+    for name in ("pydra", "tabulate", "datasets"):  # of its command line and of its download, which this does not need
+        stub: Any = ModuleType(name)
+        stub.Config, stub.REQUIRED, stub.main = SimpleNamespace, None, lambda **_: lambda called: called
+        stub.tabulate = stub.load_dataset = stub.Dataset = lambda *_, **__: ""
+        monkeypatch.setitem(sys.modules, name, stub)
+    package = ModuleType("kernelbench")  # without its own beginning, which changes torch
+    package.__path__ = [str(root / "src" / "kernelbench")]
+    monkeypatch.setitem(sys.modules, "kernelbench", package)
+    script = runpy.run_path(str(root / "scripts" / "benchmark_eval_analysis.py"))
+    times = tmp_path / "results" / "timing" / "AMD_EPYC_CPU" / "baseline_time_torch.json"
+    places = {"baseline_file": str(times), "eval_results_dir": str(tmp_path / "runs")}
+    found = script["analyze_greedy_eval"]("ours_level1", "AMD_EPYC_CPU", "baseline_time_torch", 1, **places)
+    assert (found["total_eval"], found["correct_count"], found["geo_mean_speedup"]) == (2, 2, pytest.approx(2.0))
+    assert found["fast_p"] == {"0.0": 2 / 3, "0.5": 2 / 3, "0.8": 2 / 3, "1.0": 2 / 3, "1.5": 2 / 3, "2.0": 0.0}
 
 
 def test_what_misses_kernelbenchs_tolerance_is_not_called_right(checkout: Path) -> None:

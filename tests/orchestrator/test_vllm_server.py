@@ -155,7 +155,7 @@ def test_plugins_of_every_role_are_chosen_by_name_or_refused_in_a_sentence() -> 
     assert chosen.environment(["toolchain=h:5"], "", "", False) == {"WARPSMITH_COMPILE_ADDRESS": "h:5"}
     for refused, says in (
         (["wizard=x"], "--plugin wizard=x: write ROLE=NAME or .*one of reasoner, synthesizer, toolchain, check, exec"),
-        (["check"], "--plugin check=: write ROLE=NAME"),
+        (["check"], "--plugin check: write ROLE=NAME"),
         (["check=mine"], "no check is called 'mine'; installed: memory, overfit, precision, values"),
         (["search=random"], "a strategy is chosen by --search NAME"),
         (["exporter=module"], "warpsmith export --flavour NAME"),

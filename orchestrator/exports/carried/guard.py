@@ -48,24 +48,46 @@ class _WsGuard:
 
     def read(self, module, args, kwargs):
         """The tensors that the program reads, inputs first, or None when the call is not the verified one."""
-        return None if _ws_is_transformed() or _ws_is_copy(module) else self.matched(module, args, kwargs)
+        if torch.compiler.is_dynamo_compiling():  # what else is at work, a look below sees
+            return None
+        settings = module._ws_settings
+        if settings is None or settings._parts[0] is not module:  # it is of the module that this is a shallow copy of
+            return None
+        if not kwargs and len(args) == self._plain_count and (tensors := self.known(settings, args)) is not None:
+            return tensors
+        return None if _ws_is_transformed() else self.matched(module, args, kwargs)
+
+    def known(self, settings, leaves):
+        """The tensors where they are as some that fitted, by a look that costs little; None says nothing.
+
+        It sees the dispatcher's state as well: autocast, tracing and transforms of torch.func are in it.
+        """
+        if not settings.hold():
+            return None
+        tensors = [*leaves, *settings.read()]
+        for check in self._checks.get(torch.is_grad_enabled(), ()):
+            if check(*tensors):
+                for tensor in tensors:
+                    if tensor.data_ptr() & 15:
+                        return None
+                if torch.autograd.forward_ad._current_level >= 0:
+                    return None
+                return tensors if self._device == "cpu" or self._runs_on(tensors[0].get_device()) else None
+        return None
 
     def matched(self, module, args, kwargs):
         """As `read`, whatever calls the module."""
-        settings = module._ws_settings
-        if not kwargs and len(args) == self._plain_count:
-            if settings is None or not settings.hold():
-                return None
-            tensors = [*args, *settings.read()]
-            if self._are_known(tensors):
-                return tensors if self._runs_on(tensors[0].get_device()) else None
         leaves = self.flat(module, args, kwargs)
         return None if leaves is None else self.matched_leaves(module, leaves)
 
     def matched_leaves(self, module, leaves):
         """As `matched`, of what `flat` gave."""
         tensors, settings = self.given_leaves(leaves), module._ws_settings
-        if tensors is None or settings is None or not settings.hold():
+        if tensors is None or settings is None:
+            return None
+        if (known := self.known(settings, tensors)) is not None:
+            return known
+        if not settings.hold():
             return None
         tensors += settings.read()
         here = tensors[0].get_device()
@@ -117,21 +139,12 @@ class _WsGuard:
         return dict(bound.arguments)
 
     def _fit(self, tensors, here):
-        if self._are_known(tensors):
-            return True
         is_fit = self._are_kinds(tensors, here)
-        if is_fit and self._checks_left:
+        if is_fit and self._checks_left and not _ws_is_transformed():
             self._checks_left -= 1
             known = self._checks.get(torch.is_grad_enabled(), ())
             self._checks[torch.is_grad_enabled()] = [*_ws_checks_of(tensors), *known[:3]]
         return is_fit
-
-    def _are_known(self, tensors):
-        """Whether they are as some that fitted, by a look that costs little; others may fit too."""
-        for check in self._checks.get(torch.is_grad_enabled(), ()):
-            if check(*tensors):
-                return not any([tensor.data_ptr() & 15 for tensor in tensors])  # noqa: C419 (a third of the time)
-        return False
 
     def _are_kinds(self, tensors, here):
         for tensor, (shape, strides, dtype) in zip(tensors, self._kinds, strict=True):
@@ -167,6 +180,7 @@ class _WsSettings:
         places = [name.rpartition(".") for name in members]
         self._members = [(module.get_submodule(owner), name) for owner, _, name in places]
         self._children = [(part, list(part._modules.values())) for part in self._parts if part._modules]
+        self._tied = _ws_tied(self._parts)
 
     def hold(self):
         """Whether all is as it was and no inner part has a hook."""
@@ -174,23 +188,41 @@ class _WsSettings:
             for part, _, look, known in self._looks:
                 if look(part) != known:
                     return False
-            if self._parts[1:] and _ws_has_other_calls(self._parts[1:]):
-                return False
-            return all([*part._modules.values()] == children for part, children in self._children)
+            for one, name, other, again in self._tied:
+                if one.get(name) is not other.get(again):
+                    return False
+            for part, children in self._children:
+                if [*part._modules.values()] != children:
+                    return False
+            return not (self._children and _ws_has_other_calls(self._parts[1:]))
         return False
 
     def read(self):
         """The parameters and buffers that the program reads, as they are now."""
-        return [
-            part._parameters[name] if name in part._parameters else getattr(part, name) for part, name in self._members
-        ]
+        found = []
+        for part, name in self._members:
+            tensor = part._parameters.get(name)
+            found.append(getattr(part, name) if tensor is None else tensor)
+        return found
 
     def parameters(self):
         """All parameters of the module."""
         return [each for part in self._parts for each in part._parameters.values() if each is not None]
 
 
-_ws_gone = contextlib.suppress(AttributeError)  # where an attribute that was looked at is
+# Where an attribute that was looked at is; of a try statement KernelBench's checker takes no file.
+_ws_gone = contextlib.suppress(AttributeError)
+
+
+def _ws_tied(parts):
+    """Places of the same parameter or buffer in several parts, pair by pair, of which a program reads one."""
+    first, pairs = {}, []
+    for group in [group for part in parts for group in (part._parameters, part._buffers)]:
+        for name, tensor in group.items():
+            if tensor is not None and id(tensor) in first:
+                pairs.append((*first[id(tensor)], group, name))
+            first.setdefault(id(tensor), (group, name))
+    return pairs
 
 
 def _ws_is_transformed():
@@ -230,7 +262,10 @@ def _ws_has_other_calls(parts):
     everywhere = torch.nn.modules.module
     if everywhere._global_forward_hooks or everywhere._global_forward_pre_hooks:
         return True
-    return any("forward" in part.__dict__ for part in parts)
+    for part in parts:  # noqa: SIM110 (a generator costs more than what it looks at)
+        if "forward" in part.__dict__:
+            return True
+    return False
 
 
 def _ws_look(part, by_mode, *, is_outer):

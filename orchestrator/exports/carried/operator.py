@@ -176,6 +176,9 @@ def _ws_seen_to_hold(settings):
         for name, value in zip(names, known, strict=True):
             if not hasattr(part, name) or getattr(part, name) != value:
                 return False
+    for one, name, other, again in settings._tied:
+        if one[name] is not other[again]:
+            return False
     if _ws_has_other_calls(settings._parts[1:]):
         return False
     return all([*part._modules.values()] == children for part, children in settings._children)

@@ -2,7 +2,7 @@
 
 import torch
 
-from orchestrator.exports.carried.guard import _ws_aligned, _ws_is_autocast, _ws_laid_out
+from orchestrator.exports.carried.guard import _ws_aligned, _ws_is_any_autocast, _ws_laid_out
 
 
 class _WsTraining:
@@ -20,11 +20,7 @@ class _WsTraining:
         self.outputs, self.constant, self.kept, self.wanted = outputs, constant, kept, wanted
         self.derivative = derivative
         self._without = [place for place, is_wanted in enumerate(wanted) if not is_wanted]
-        own = {"forward": staticmethod(self._forward), "backward": staticmethod(self._backward)}
-        function = type("WarpsmithStep", (torch.autograd.Function,), own)
-        # What its own `apply` calls where no transform of torch.func is at work, which the guard has seen: 2 of 5 µs.
-        self._apply = torch._C._FunctionBase.__dict__["apply"].__get__(None, function)
-        self._once = torch.autograd.function.once_differentiable(self._derivative)
+        self._apply = _ws_applied(self)
 
     def serves(self, tensors):
         """Whether every gradient that may be asked for is one of the step's."""
@@ -38,22 +34,37 @@ class _WsTraining:
         """The distinct outputs, which can be differentiated."""
         return self._apply(*tensors) if torch.is_grad_enabled() else self.forward(tensors)[: self.outputs]
 
-    def _forward(self, ctx, *tensors):
-        made = self.forward(tensors)
-        ctx.set_materialize_grads(False)
-        if self.constant:
-            ctx.mark_non_differentiable(*[made[place] for place in self.constant])
-        ctx.save_for_backward(*self.kept(tensors, made))
-        return made[: self.outputs]
 
-    def _backward(self, ctx, *gradients):
-        if torch.is_grad_enabled() or _ws_is_autocast(self.device):
-            with torch.autocast(self.device, enabled=False):  # which the forward was called without
-                return self._once(ctx, *gradients)
-        return self.derivative(ctx.saved_tensors, gradients, _ws_placed, self.backward)
+def _ws_applied(training):
+    """The function of autograd's that joins the halves: as little of Python as can be, for most of what a small step
+    costs is that."""
+    kept, constant, outputs = training.kept, training.constant, training.outputs
+    derivative, is_differentiated, is_autocast = training.derivative, torch.is_grad_enabled, _ws_is_any_autocast
 
-    def _derivative(self, ctx, *gradients):
-        return self.derivative(ctx.saved_tensors, gradients, _ws_placed, self.backward)
+    def forward(ctx, *tensors):
+        made = training.forward(tensors)
+        ctx.materialize_grads = False  # attributes, which methods of the context set
+        if constant:
+            ctx.non_differentiable = tuple([made[place] for place in constant])
+        ctx.to_save = kept(tensors, made)
+        return made[:outputs]
+
+    def backward(ctx, *gradients):
+        if is_differentiated() or is_autocast():
+            with torch.autocast(training.device, enabled=False):  # which the forward was called without
+                return once(ctx, *gradients)
+        return derivative(ctx.saved_tensors, gradients, _ws_placed, training.backward)
+
+    @torch.autograd.function.once_differentiable
+    def once(ctx, *gradients):
+        return derivative(ctx.saved_tensors, gradients, _ws_placed, training.backward)
+
+    own = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
+    function = type("WarpsmithStep", (torch.autograd.Function,), own)
+    # What the engine calls: PyTorch's own finds the backward by two more functions of Python's.
+    function._backward_cls.apply = backward
+    # What its own `apply` calls where no transform of torch.func is at work, which the guard has seen: 2 of 5 µs.
+    return torch._C._FunctionBase.__dict__["apply"].__get__(None, function)
 
 
 def _ws_given(gradient, gradients, shape, strides, dtype):

@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 
 from warpsmith.errors import BadInput
 
-_UNKNOWN_TYPE: Final = re.compile(r"Found <class '([\w.]+)'> in (input|output)")
+_UNKNOWN_TYPE: Final = re.compile(r"Found <class '([^']+)'> in (input|output)")
 _FRAME: Final = re.compile(r'^ *File "(.+)", line (\d+), in ', re.MULTILINE)
 
 _REPORTS: Final = ("torch._subclasses.fake_tensor", "torch.fx.experimental.symbolic_shapes")
@@ -83,7 +83,8 @@ def of_export(module: torch.nn.Module, args: Sequence[Any], error: Exception) ->
         kind, place = unknown.groups()
         return CaptureRefused(
             f"forward has a {kind} among its {place}s, which torch.export does not look into: use tensors (a model of "
-            "transformers returns them with use_cache=False), or register the class as a pytree in the module's file"
+            "transformers returns them with use_cache=False), or register the class in the module's file "
+            "(torch.export.register_dataclass, or as a pytree)"
         )
     if isinstance(error, GuardOnDataDependentSymNode):
         return CaptureRefused(

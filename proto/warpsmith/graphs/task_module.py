@@ -16,6 +16,7 @@ import random
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -329,7 +330,9 @@ def cause_of(error: BaseException) -> str:
 
 
 def _import(name: str, entry: Path, directory: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(_MODULE_NAME, entry)
+    # Whatever its name ends in: of names that end otherwise Python knows no loader.
+    loader = SourceFileLoader(_MODULE_NAME, str(entry))
+    spec = importlib.util.spec_from_file_location(_MODULE_NAME, entry, loader=loader)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
