@@ -216,7 +216,8 @@ _ws_gone = contextlib.suppress(AttributeError)
 
 def _ws_tied(parts):
     """Places of the same parameter or buffer in several parts, pair by pair, of which a program reads one."""
-    first, pairs = {}, []
+    first: dict[int, tuple[object, str]] = {}
+    pairs = []
     for group in [group for part in parts for group in (part._parameters, part._buffers)]:
         for name, tensor in group.items():
             if tensor is not None and id(tensor) in first:

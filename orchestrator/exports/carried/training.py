@@ -62,7 +62,7 @@ def _ws_applied(training):
     own = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
     function = type("WarpsmithStep", (torch.autograd.Function,), own)
     # What the engine calls: PyTorch's own finds the backward by two more functions of Python's.
-    function._backward_cls.apply = backward
+    function._backward_cls.apply = backward  # type: ignore[attr-defined]
     # What its own `apply` calls where no transform of torch.func is at work, which the guard has seen: 2 of 5 µs.
     return torch._C._FunctionBase.__dict__["apply"].__get__(None, function)
 
