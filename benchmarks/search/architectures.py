@@ -1,20 +1,20 @@
 """Whether networks that nobody here has named are taken: captured, planned as a whole, right, and compiled.
 
     python -m benchmarks.search.architectures timm --out timm.jsonl [--only NAME ...] [--compile] [--seconds 120]
+    python -m benchmarks.search.architectures torchvision --out torchvision.jsonl [--dtype bfloat16]
     python -m benchmarks.search.architectures transformers --out transformers.jsonl
 
-Architectures of a package, without weights: of timm the smallest and a middle one of each family, of transformers
-each configuration, with few and narrow layers. A module's whole plan for an H200 (a layout for all, kernels beside
-products) is computed by what its kernels mean and compared with what PyTorch gives in the same types; `--compile`
-has NVRTC compile it. Nothing is timed; needs no GPU. A file is gone on with: what it has is not done again.
+Architectures of a package, without weights (`architecture_packages`). A module's whole plan for an H200 (a layout for
+all, kernels beside products) is computed by what its kernels mean and compared with what PyTorch gives in the same
+types; `--compile` has NVRTC compile it. A row has besides what the plan leaves to PyTorch, which copies of activations
+it makes for layouts, and how much memory its results need beside those of eager. Nothing is timed; needs no GPU. A file
+is gone on with: what it has is not done again.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import importlib
-import inspect
 import json
 import re
 import signal
@@ -22,11 +22,12 @@ import time
 import traceback
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from agent_compile.compiler import Compiler
 from agent_compile.toolchains.nvrtc import Nvrtc
@@ -35,31 +36,21 @@ from agent_synthesis.generator import generate
 from agent_synthesis.graphs.graph_index import GraphIndex
 from agent_synthesis.nests.interpreter import run_plan
 from agent_synthesis.plans import moves
-from agent_synthesis.plans.plan import plan_zero
+from agent_synthesis.plans.plan import Plan, plan_zero
+from agent_synthesis.rewrite.calls import operation
+from benchmarks.search.architecture_packages import MOST_PARAMETERS, PACKAGES, Made
 from benchmarks.search.whole_plans import MOVES
+from gpu_bench.running.gpu.workspace_plan import WorkspacePlan, span_bytes
 from warpsmith.errors import IllegalMove
 from warpsmith.graphs import aten
 from warpsmith.graphs.capture import capture
-from warpsmith.v1 import graph_pb2, task_pb2
+from warpsmith.program_steps import kept_steps, lifetimes
+from warpsmith.v1 import candidate_pb2, graph_pb2, task_pb2
 
-Made = tuple[torch.nn.Module, tuple[torch.Tensor, ...]]
-"""A module and what it is called with."""
 TOLERANCE = 1e-3
 """Largest error relative to the output (Frobenius): sums in another order, through dozens of layers, stay below."""
-MOST_PARAMETERS = 250_000_000
-_SMALL_WORDS = ("tiny", "nano", "atto", "pico", "femto", "small", "18", "b0", "xs", "_s")
-_SMALL = {
-    "num_hidden_layers": 2, "n_layer": 2, "n_layers": 2, "num_layers": 2, "encoder_layers": 2, "decoder_layers": 2,
-    "hidden_size": 64, "d_model": 64, "n_embd": 64, "dim": 64, "embed_dim": 64, "embedding_size": 64,
-    "num_attention_heads": 4, "n_head": 4, "n_heads": 4, "num_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
-    "encoder_attention_heads": 4, "decoder_attention_heads": 4, "intermediate_size": 128, "ffn_dim": 128, "d_ff": 128,
-    "encoder_ffn_dim": 128, "decoder_ffn_dim": 128, "d_kv": 16, "vocab_size": 97, "max_position_embeddings": 64,
-    "n_positions": 64, "image_size": 32, "patch_size": 8, "num_local_experts": 4, "num_experts": 4,
-    "num_experts_per_tok": 2, "moe_intermediate_size": 32, "n_routed_experts": 4, "q_lora_rank": 32,
-    "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 16, "state_size": 8,
-    "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
-}  # fmt: skip
-"""Settings of a configuration of transformers, where it has them."""
+WORSE = 2.0
+"""How often the error of PyTorch's own result a result in 16 bits may be off, both from that in fp32."""
 
 
 class _Late(Exception):
@@ -69,9 +60,10 @@ class _Late(Exception):
 def main() -> None:
     """Sweeps a package and prints the tally."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("package", choices=sorted(_PACKAGES))
+    parser.add_argument("package", choices=sorted(PACKAGES))
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--only", nargs="+", default=[], metavar="NAME")
+    parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16", "float16"))
     parser.add_argument("--compile", action="store_true", dest="compiles")
     parser.add_argument("--seconds", type=int, default=120, help="for one network")
     asked = parser.parse_args()
@@ -80,10 +72,10 @@ def main() -> None:
     done = {row["name"] for row in known}
     compiler = Compiler([Nvrtc()], None) if asked.compiles else None
     with contextlib.closing(compiler) if compiler else contextlib.nullcontext(), asked.out.open("a") as out:
-        for name, make in _PACKAGES[asked.package]():
+        for name, make in PACKAGES[asked.package]():
             if name in done or (asked.only and name not in asked.only):
                 continue
-            row = {"name": name, **_within(asked.seconds, make, compiler)}
+            row = {"name": name, **_within(asked.seconds, make, getattr(torch, asked.dtype), compiler)}
             known.append(row)
             print(json.dumps(row), file=out, flush=True)
             print(f"{name}: {row.get('failed') or row.get('skipped') or 'right'}", flush=True)
@@ -100,7 +92,7 @@ def tally(rows: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def _within(seconds: int, make: Callable[[], Made], compiler: Compiler | None) -> dict[str, Any]:
+def _within(seconds: int, make: Callable[[], Made], dtype: torch.dtype, compiler: Compiler | None) -> dict[str, Any]:
     """What became of a network. Skipped is what its own package or `torch.export` does not take, and what is late."""
 
     def late(*_: object) -> None:
@@ -115,6 +107,8 @@ def _within(seconds: int, make: Callable[[], Made], compiler: Compiler | None) -
             module, inputs = make()
             if sum(parameter.numel() for parameter in module.parameters()) > MOST_PARAMETERS:
                 return {"skipped": "too large"}
+            module = module.to(dtype)
+            inputs = tuple(each.to(dtype) if each.is_floating_point() else each for each in inputs)
             with torch.no_grad():
                 module(*inputs)
         except Exception as error:
@@ -139,28 +133,81 @@ def _within(seconds: int, make: Callable[[], Made], compiler: Compiler | None) -
 
 def checked(module: torch.nn.Module, inputs: tuple[torch.Tensor, ...], compiler: Compiler | None) -> dict[str, Any]:
     """Captures and plans a network, and says how far its plan's results are from PyTorch's."""
+    begin = time.perf_counter()
     graph = capture(module, inputs)
-    sources = _sources(graph, module, inputs)
-    torch.manual_seed(0)
-    expected = aten.interpret(graph, {name: tensor.clone() for name, tensor in sources.items()})
-    plan = plan_zero(GraphIndex(graph), task_pb2.TARGET_CUDA)
+    zero = plan = plan_zero(GraphIndex(graph), task_pb2.TARGET_CUDA)
     for move in MOVES:
         with contextlib.suppress(IllegalMove):
             plan = moves.apply(plan, move)
     row: dict[str, Any] = {
         "operations": len(graph.nodes),
         "kernels": sum(group.engine == "authored" for group in plan.groups),
+        "plan_seconds": round(time.perf_counter() - begin, 1),
+        "left": _left(plan),
+        "conversions": _conversions(zero, plan),
+        "memory": _memory(zero, plan),
     }
+    sources = _sources(graph, module, inputs)
+    torch.manual_seed(0)
+    results = aten.interpret(graph, {name: tensor.clone() for name, tensor in sources.items()})
+    expected = [results[name] for name in graph.outputs]
     torch.manual_seed(0)
     given = run_plan(plan, {name: tensor.clone() for name, tensor in sources.items()})
-    row["error"] = max(_far(own, expected[name]) for own, name in zip(given, graph.outputs, strict=True))
-    if not row["error"] <= TOLERANCE:
+    row["error"] = max(map(_far, given, expected))
+    if row["error"] > TOLERANCE and any(each.itemsize == 2 for each in expected):
+        torch.manual_seed(0)
+        with torch.no_grad():
+            leaves = tree_leaves(
+                module.float()(*(each.float() if each.is_floating_point() else each for each in inputs))
+            )
+        truth = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        row["error"], theirs = (max(map(_far, each, truth)) for each in (given, expected))
+        row["pytorchs_error"] = theirs
+        if row["error"] > WORSE * theirs:
+            row["failed"] = f"wrong by {row['error']:.2g}, PyTorch's by {theirs:.2g}"
+    elif not row["error"] <= TOLERANCE:
         row["failed"] = f"wrong by {row['error']:.2g}"
     elif compiler is not None:
         outcome = compiler.compile(generate(plan)).outcome
         if isinstance(outcome, Rejected):
             row["failed"] = f"does not compile: {outcome.diagnostics[:300]}"
     return row
+
+
+def _left(plan: Plan) -> dict[str, int]:
+    """How many calls of each operation are left to PyTorch."""
+    calls = (plan.index.nodes[group.nodes[0]] for group in plan.groups if group.engine == "library")
+    return dict(Counter(map(operation, calls)))
+
+
+def _conversions(zero: Plan, plan: Plan) -> int:
+    """Copies of what is computed that the layout of a plan has brought in, alone or in kernels."""
+    own = plan.index
+    new = [name for name, node in own.nodes.items() if name not in zero.index.nodes and operation(node) == "clone"]
+    return sum(any(own.root[read] not in own.sources for read in own.reads(name)) for name in new)
+
+
+def _memory(zero: Plan, plan: Plan) -> float:
+    """Bytes that the results of a plan need, its own in one block, beside the most that eager holds at once. Weights
+    that are laid out anew are not counted: they may be kept."""
+    program = generate(plan)
+    for number in kept_steps(program, lambda _: True, prepared=True):
+        program.steps[number].prepared = True
+    own = WorkspacePlan.of(program).byte_count + _held(plan, program)
+    return round(own / max(1, _held(zero, generate(zero))), 2)
+
+
+def _held(plan: Plan, program: candidate_pb2.Program) -> int:
+    """The most bytes of library calls' results that live at once; views live in what they look at."""
+    root, role = plan.index.root, candidate_pb2.ROLE_LIBRARY
+    inside = {name: [memory] for name, memory in root.items() if name != memory}
+    held = [0] * len(program.steps)
+    lives = lifetimes(program, role, inside=inside)
+    for buffer in program.buffers:
+        if buffer.name in lives and buffer.name not in inside:
+            first, last = lives[buffer.name]
+            held[first : last + 1] = [each + span_bytes(buffer.spec) for each in held[first : last + 1]]
+    return max(held, default=0)
 
 
 def _sources(
@@ -193,84 +240,6 @@ def _said(error: BaseException) -> str:
     text = re.sub(r"/[^\s'\"]+/", "", " ".join(str(error).split()))
     return f"{type(error).__name__}: {text[:200]}"
 
-
-def _of_timm() -> Iterator[tuple[str, Callable[[], Made]]]:
-    _let_torchvision_in()
-    timm: Any = importlib.import_module("timm")
-    for family in timm.list_modules():
-        names = sorted(timm.list_models(module=family))
-        smallest = sorted(names, key=lambda n: (not any(word in n for word in _SMALL_WORDS), len(n), n))
-        for number, name in enumerate(dict.fromkeys([*smallest[:1], *names[len(names) // 2 :][:1]])):
-
-            def make(name: str = name, trains: bool = bool(number)) -> Made:
-                module = timm.create_model(name, pretrained=False)
-                size = module.pretrained_cfg.get("input_size", (3, 224, 224))
-                return module.train(trains), (torch.randn(2, *size),)
-
-            yield name, make
-
-
-def _let_torchvision_in() -> None:
-    """torchvision's package on PyPI is built for CUDA; beside a PyTorch for processors its operators are missing, for
-    which it asks as it is imported."""
-    try:
-        importlib.import_module("torchvision")
-    except RuntimeError:
-        library: Any = torch.library.Library("torchvision", "DEF")  # type: ignore[no-untyped-call]
-        kinds = ("roi_align", "ps_roi_align", "roi_pool", "ps_roi_pool", "deform_conv2d")
-        for name in ("nms", "qnms", *kinds, *(f"_{kind}_backward" for kind in kinds)):
-            library.define(f"{name}(Tensor x) -> Tensor")
-        _libraries.append(library)
-
-
-_libraries: list[Any] = []
-"""Kept: what they define goes with them."""
-
-
-def _of_transformers() -> Iterator[tuple[str, Callable[[], Made]]]:
-    _let_torchvision_in()
-    transformers: Any = importlib.import_module("transformers")
-    for name in transformers.CONFIG_MAPPING:
-
-        def make(name: str = name) -> Made:
-            configuration = transformers.CONFIG_MAPPING[name]
-            settings = {*inspect.signature(configuration.__init__).parameters, *configuration.attribute_map}
-            settings |= set(getattr(configuration, "__dataclass_fields__", ()))
-            config = configuration(**{key: value for key, value in _SMALL.items() if key in settings})
-            with torch.device("meta"):
-                size = sum(p.numel() for p in transformers.AutoModel.from_config(config).parameters())
-            if size > MOST_PARAMETERS // 8:
-                raise ValueError("has large parts whatever it is set to")
-            module = _Called(transformers.AutoModel.from_config(config).eval())
-            return module, (module.example(config),)
-
-        yield name, make
-
-
-class _Called(torch.nn.Module):
-    """A model of transformers, called with one tensor; its first result."""
-
-    def __init__(self, model: Any) -> None:
-        super().__init__()
-        self.model = model
-        names = inspect.signature(model.forward).parameters
-        self.names = ["input_ids"] if "input_ids" in names else ["pixel_values"]
-        if "decoder_input_ids" in names and self.names == ["input_ids"]:
-            self.names.append("decoder_input_ids")
-        self.settings = {"use_cache": False} if "use_cache" in names else {}
-
-    def example(self, config: Any) -> torch.Tensor:
-        """What it can be called with."""
-        if self.names[0] == "input_ids":
-            return torch.randint(3, 90, (2, 16))
-        size = config.image_size if isinstance(getattr(config, "image_size", None), int) else 64
-        return torch.randn(2, 3, size, size)
-
-    def forward(self, x: torch.Tensor) -> Any:
-        return self.model(**dict.fromkeys(self.names, x), **self.settings)[0]
-
-
-_PACKAGES = {"timm": _of_timm, "transformers": _of_transformers}
 
 if __name__ == "__main__":
     main()
