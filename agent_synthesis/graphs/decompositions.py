@@ -53,6 +53,8 @@ def taken_apart(index: GraphIndex, node: str) -> Replacement | None:
             returned = made_of(*positional, **named)
     except (BadInput, _NoData, ArithmeticError, AssertionError, LookupError, RuntimeError, TypeError, ValueError):
         return None
+    if returned is NotImplemented:  # it is for other arguments than these
+        return None
     return calls.replacement(call, [returned] if isinstance(returned, torch.Tensor) else list(returned))
 
 

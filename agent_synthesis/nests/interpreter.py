@@ -14,6 +14,7 @@ import torch
 from agent_synthesis.bundle import Bundle
 from agent_synthesis.nests.attention import Attended, Statistics
 from agent_synthesis.nests.calls.attention_backward import AttentionBackward
+from agent_synthesis.nests.calls.recurrence import Recurrence
 from agent_synthesis.nests.element_types import TORCH
 from agent_synthesis.nests.ir import (
     ARG_REDUCTIONS,
@@ -41,7 +42,7 @@ from agent_synthesis.nests.product import Multiplied
 from agent_synthesis.nests.symbolic import common_shape
 from agent_synthesis.nests.tailed import Tailed
 from agent_synthesis.plans.plan import Plan
-from warpsmith.graphs import aten
+from warpsmith.graphs import aten, dtypes
 from warpsmith.v1 import graph_pb2, tensor_pb2
 
 
@@ -199,6 +200,8 @@ class _Run:
                 values = [self._value(argument) for argument in arguments]
                 if operation == "cast":
                     return values[0].to(TORCH[type_])
+                if operation == "gather" and self._nest.windows:
+                    values[1] = values[1].clamp(0, len(values[0]) - 1)
                 return OPERATIONS[operation](*values).to(TORCH[type_])
 
 
@@ -235,7 +238,7 @@ def _scanned(scan: Scan, value: torch.Tensor, rank: int) -> torch.Tensor:
 
 def run_plan(plan: Plan, sources: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
     """The outputs of a plan in order: library groups by their calls, authored groups by what their nests
-    mean.
+    mean; of recurrent networks, which no nest says, that is their call.
 
     In-place writes go to `sources`, as eager would have it; they must be dense for kernels that read them.
     """
@@ -266,19 +269,24 @@ def run_plan(plan: Plan, sources: Mapping[str, torch.Tensor]) -> list[torch.Tens
                 continue
             nest = plan.nest(group)
             assert isinstance(nest, Nest), nest
+            if isinstance(nest, Recurrence):
+                call(group.nodes[0])
+                continue
             memory = {}
             for buffer in nest.buffers:
                 if buffer.written and buffer.name not in index.sources:
                     memory[buffer.name] = torch.zeros(buffer.element_count, dtype=TORCH[buffer.type])
                 else:
                     tensor = lookup(buffer.name)
-                    memory[buffer.name] = torch.as_strided(tensor, (buffer.element_count,), (1,))
+                    parts = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+                    memory[buffer.name] = torch.as_strided(parts, (buffer.element_count,), (1,))
             run(nest, memory)
             for buffer in nest.buffers:
                 if buffer.written and buffer.name not in index.sources:
-                    spec = index.spec(buffer.name)
-                    shaped = torch.as_strided(memory[buffer.name], list(spec.shape), list(spec.strides))
-                    values[buffer.name] = shaped
+                    spec, made = index.spec(buffer.name), memory[buffer.name]
+                    if dtypes.to_torch(spec.dtype).is_complex:
+                        made = torch.view_as_complex(made.reshape(-1, 2))
+                    values[buffer.name] = torch.as_strided(made, list(spec.shape), list(spec.strides))
         return [lookup(name) for name in index.graph.outputs]
 
 
