@@ -37,12 +37,17 @@ def require_block(
         raise IllegalMove(
             f"{nest.name}: {min_blocks} blocks of {threads} threads, of {hardware.sm_threads} that an SM holds"
         )
-    registers = hardware.register_limit(threads, min_blocks)
-    if held_registers + KERNEL_OVERHEAD_REGISTERS > registers:
+    if not has_registers(hardware, threads, min_blocks, held_registers):
+        registers = hardware.register_limit(threads, min_blocks)
         wanted = held_registers + KERNEL_OVERHEAD_REGISTERS
         raise IllegalMove(
             f"{nest.name}: about {wanted} registers a thread, of {registers} for {min_blocks} blocks of {threads}"
         )
+
+
+def has_registers(hardware: Hardware, threads: int, min_blocks: int, held_registers: int) -> bool:
+    """Whether a thread has as many registers as it holds, and those that every kernel needs."""
+    return held_registers + KERNEL_OVERHEAD_REGISTERS <= hardware.register_limit(threads, min_blocks)
 
 
 def blocks_beside(hardware: Hardware, threads: int, held_registers: int) -> int:

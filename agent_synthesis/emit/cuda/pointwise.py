@@ -59,6 +59,7 @@ class CudaPointwise(CudaSchedule):
             not nest.reductions
             and iteration_space.is_safe_in_place(nest)
             and not transpose.dominates(self.hardware, nest)
+            and self._holds(nest, PointwiseSettings())
         )
 
     def defaults(self, nest: Nest) -> PointwiseSettings:
@@ -69,8 +70,9 @@ class CudaPointwise(CudaSchedule):
         """
         simple, axis = _canonical(nest)
         exp = Exp.FAST if costly_parts.exponentials(simple) and costly_parts.is_stored_short(simple) else Exp.ACCURATE
-        width = _widest_vector(simple, axis)
-        plain = PointwiseSettings(dependent_launch=self.pdl[0], vector_width=width, exp=exp)
+        plain = PointwiseSettings(dependent_launch=self.pdl[0], vector_width=_widest_vector(simple, axis), exp=exp)
+        while plain.vector_width > 1 and not self._holds(nest, plain):  # of many tensors narrower vectors
+            plain = replace(plain, vector_width=plain.vector_width // 2)
         by_rows = replace(plain, by_rows=True, vectors=_OF_A_ROW)
         is_long = axis.extent >= _MOST_IDLE * by_rows.vector_width * by_rows.threads * _OF_A_ROW
         shares = any(axis.name not in load.index.axes() for load in memory_access.loads(simple))
@@ -110,6 +112,11 @@ class CudaPointwise(CudaSchedule):
             name, struct, text, "compute_pointwise", _blocks(simple, settings), settings.threads, HEADERS,
             _held_registers(simple, axis, settings), settings.dependent_launch,
         )  # fmt: skip
+
+    def _holds(self, nest: Nest, settings: PointwiseSettings) -> bool:
+        """Whether a thread has registers for what it loads."""
+        simple, axis = _canonical(nest)
+        return geometry.has_registers(self.hardware, settings.threads, 1, _held_registers(simple, axis, settings))
 
     def _require(self, nest: Nest, settings: PointwiseSettings) -> None:
         simple, axis = _canonical(nest)
