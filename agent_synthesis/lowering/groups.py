@@ -22,7 +22,7 @@ from agent_synthesis.nests.analysis.convolution import convolves
 from agent_synthesis.nests.calls import attention_backward, recurrence
 from agent_synthesis.nests.ir import BufferRef, Nest
 from agent_synthesis.nests.product import multiplies_matrices
-from agent_synthesis.nests.symbolic import Handler, Refused, Symbol, Tracer, storage
+from agent_synthesis.nests.symbolic import Handler, Refused, Symbol, TooLarge, Tracer, storage
 from agent_synthesis.nests.tailed import Tailed, tailed
 from agent_synthesis.nests.verifier import MalformedNest
 from warpsmith import plugins
@@ -51,6 +51,8 @@ class Refusal:
     """The group is not one nest; `reason` completes the sentence "it cannot be one kernel: …"."""
 
     reason: str
+    is_size: bool = False
+    """Whether it is too large, and so would be most groups with all of its calls."""
 
 
 def lower(index: GraphIndex, nodes: Sequence[str], outputs: Sequence[str]) -> Nest | Refusal:
@@ -124,7 +126,7 @@ def _lower(index: GraphIndex, nodes: tuple[str, ...], outputs: tuple[str, ...]) 
             return _attention_backward(index, nodes, outputs)
         return _traced(index, nodes, outputs)
     except Refused as refused:
-        return _tailed(index, nodes, outputs) or Refusal(str(refused))
+        return _tailed(index, nodes, outputs) or Refusal(str(refused), isinstance(refused, TooLarge))
     except RecursionError:
         return Refusal("its formulas nest too deeply")
     except MalformedNest as error:

@@ -47,6 +47,7 @@ from agent_synthesis.nests.symbolic import (
     Running,
     Sliding,
     Symbol,
+    TooLarge,
     Tracer,
     axes_of,
     distinct,
@@ -370,7 +371,7 @@ class _Attempt:
     def _check_size(self, expressions: Iterable[Expression]) -> None:
         total = sum(_size(expression, self._sizes) for expression in expressions)
         if total > MAX_EXPRESSION_SIZE:
-            raise Refused(f"its formulas have more than {MAX_EXPRESSION_SIZE} parts")
+            raise TooLarge(f"its formulas have more than {MAX_EXPRESSION_SIZE} parts")
 
 
 def _size(expression: Expression, sizes: dict[int, int]) -> int:

@@ -30,6 +30,10 @@ class Refused(Exception):
     """The group cannot be one nest; the message says why, for the list of illegal moves."""
 
 
+class TooLarge(Refused):
+    """Its formulas are too large; more calls hardly make them smaller."""
+
+
 _COMPARISONS: Final = frozenset({
     "eq", "ne", "lt", "le", "gt", "ge", "isnan", "isinf", "not", "and", "or", "xor",
 })  # fmt: skip

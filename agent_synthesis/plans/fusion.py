@@ -8,6 +8,7 @@ storing it from the same kernel would tie a knot.
 from __future__ import annotations
 
 import contextlib
+import heapq
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from typing import Literal
@@ -36,13 +37,21 @@ from warpsmith.v1 import task_pb2
 
 _STEPS_BACK = 4
 """From a product to what both its factors lie in: a conversion, a scale, and views between them."""
+_MANY = 8
+"""Producers that are taken in one by one, before several are at once."""
 _MOST_IN_VAIN = 8
 """Producers in a row that are computed again and stay: residual blocks would be followed back to the first."""
+_FULL = 3
+"""Producers that would make a kernel too large, after which no more are tried."""
 Way = Literal["moved", "again"]
 """Of joining a producer to a group: it is moved there in whole, or computed there again."""
 WAYS: tuple[Way, ...] = ("moved", "again")
 ALL_PRODUCERS = "*"
 """Choice of a fuse move that takes in every producer, and theirs, for as long as it is legal."""
+
+
+class _TooLarge(IllegalMove):
+    """Groups are too much for one kernel, and stay so whatever else comes in."""
 
 
 def authored(plan: Plan, name: str, schedule: str = "") -> Plan:
@@ -126,15 +135,25 @@ def fused(plan: Plan, name: str, producer: str, ways: Sequence[Way] = WAYS) -> P
 
 
 def _joined(plan: Plan, name: str, producer: str, way: Way) -> Plan:
-    made = _fused(plan, name, producer, [way])
+    return _checked(plan, _fused(plan, name, producer, [way]), name, [producer])
+
+
+def _checked(plan: Plan, made: Plan, name: str, joined: Sequence[str]) -> Plan:
+    """A plan in which a group has taken in others of `plan`.
+
+    Raises:
+        IllegalMove: they are a kernel, but one that had better be several.
+    """
     if _reduces_product(made, name) and not _reduces_product(plan, name):
-        raise IllegalMove(f"{name} reduces the product of {producer}, which is a move of its own")
+        raise IllegalMove(f"{name} reduces the product of {joined[-1]}, which is a move of its own")
     if chunking.holds_more(made, plan):
-        raise IllegalMove(f"{name} would keep what {producer} reads of other chunks")
-    between = set(plan.outputs(plan.group(producer))) & set(plan.reads(plan.group(name)))
-    apart = _across_bytes(plan, name) + _across_bytes(plan, producer)
+        raise IllegalMove(f"{name} would keep what {joined[-1]} reads of other chunks")
+    groups = [plan.group(each) for each in (name, *joined)]
+    read = {tensor for group in groups for tensor in plan.reads(group)}
+    between = read.intersection(tensor for group in groups[1:] for tensor in plan.outputs(group))
+    apart = sum(_across_bytes(plan, group.name) for group in groups)
     if _across_bytes(made, name) > apart + 2 * sum(byte_count(plan.index.spec(tensor)) for tensor in between):
-        raise IllegalMove(f"{name} lies across {producer} in memory: apart, each moves what lies together")
+        raise IllegalMove(f"{name} lies across {joined[-1]} in memory: apart, each moves what lies together")
     return made
 
 
@@ -147,17 +166,18 @@ def _fused(plan: Plan, name: str, producer: str, ways: Sequence[Way] = WAYS) -> 
         raise IllegalMove(f"{name} and {producer}: kernels that are launched together stay as they are")
     if "written" in (group.engine, other.engine):
         raise IllegalMove(f"{name} and {producer}: a kernel that was written does not fuse; author it first")
-    reason, near = "", [producer, *plan.producers(group), *plan.producers(other)]
+    refusal, near = IllegalMove(""), [producer, *plan.producers(group), *plan.producers(other)]
     for way in ways:
         if way == "again" and producer not in plan.producers(group):
             continue
         try:
-            return _without_unread(
-                _scheduled(_tried(plan, group, other, way), name, group.schedule, other.schedule, may_part=True), near
-            )
+            made = _tried(plan, group, other, way)
+            if made.partition.is_knotted:  # which is known at once, and a kernel is not
+                made = made.ordered()
+            return _without_unread(_scheduled(made, name, group.schedule, other.schedule, may_part=True), near)
         except IllegalMove as error:
-            reason = reason or str(error)
-    raise IllegalMove(reason)
+            refusal = refusal if refusal.args[0] else error
+    raise refusal
 
 
 def _without_unread(plan: Plan, near: Iterable[str]) -> Plan:
@@ -200,9 +220,23 @@ def fused_with_all(
     """
     begun = _with_factors(plan, name, may_join)
     result, best, least, vain = begun, begun, _work(begun, name), 0
-    refused: set[tuple[Way, str]] = set()
+    at_once, halves = 0, False
+    refused, too_large = set[tuple[Way, str]](), set[tuple[Way, str]]()
     reason = f"{name} has no producer"
-    while vain < _MOST_IN_VAIN:
+    while vain < _MOST_IN_VAIN and len(too_large) < _FULL:
+        if ways[0] == "moved" and (at_once > _MANY or halves) and at_once > 1:
+            try:
+                made = _with_many(result, name, at_once, may_join)
+            except IllegalMove:
+                at_once, halves = at_once // 2, True
+            else:
+                result, at_once, vain = made, at_once if halves else 2 * at_once, 0
+                refused = {*too_large}
+                if (work := _work(made, name)) <= least:
+                    best, least = made, work
+            continue
+        if halves:
+            at_once, halves = 0, False
         nearest = result.producers(result.group(name))[::-1]
         nearest = [other for other in nearest if may_join(result, result.group(other))]
         tried = [(way, other) for way in ways for other in nearest if (way, other) not in refused]
@@ -213,17 +247,59 @@ def fused_with_all(
                 made = _joined(result, name, other, way)
             except IllegalMove as error:
                 refused.add((way, other))
+                if isinstance(error, _TooLarge):
+                    too_large.add((way, other))
                 reason = str(error) if way == "moved" else reason
                 continue
             before, result = result, made
             refused -= {(way, each) for way in ways for each in before.producers(before.group(other))}  # may fuse now
+            refused |= too_large
             vain = vain + 1 if len(made.groups) == len(before.groups) else 0
+            at_once += 1
             if (work := _work(made, name)) <= least:
                 best, least = made, work
             break
     if best is plan:
         raise IllegalMove(reason)
     return _set_by_default(best, name)
+
+
+def _with_many(plan: Plan, name: str, count: int, may_join: Callable[[Plan, Group], bool]) -> Plan:
+    """The plan with the nearest groups that compute element by element moved into a group, up to `count` at once: one
+    by one, each would have all of the kernel thought through again, and a loop that is written out takes minutes.
+
+    Raises:
+        IllegalMove: there are fewer than two, or they are not one kernel together.
+    """
+    group, places, taken = plan.group(name), plan.partition.places, list[str]()
+    ahead, seen = [(-places[each], each) for each in plan.producers(group)], {name, *plan.producers(group)}
+    heapq.heapify(ahead)
+    while ahead and len(taken) < count:
+        other = plan.group(heapq.heappop(ahead)[1])
+        if not (may_join(plan, other) and _is_elementwise(plan, other)):
+            continue
+        taken.append(other.name)
+        for each in plan.producers(other):
+            if each not in seen:
+                seen.add(each)
+                heapq.heappush(ahead, (-places[each], each))
+    if len(taken) < 2:
+        raise IllegalMove(f"{name} reads little that is computed element by element")
+    groups = [group, *map(plan.group, taken)]
+    nodes = tuple(sorted((node for each in groups for node in each.nodes), key=plan.index.position.__getitem__))
+    again = {node for each in groups for node in each.recomputed} - {*nodes}
+    recomputed = tuple(sorted(again, key=plan.index.position.__getitem__))
+    made = plan.replaced([name, *taken], [replace(group, nodes=nodes, recomputed=recomputed, engine="authored")])
+    made = _without_unread(_scheduled(made, name, group.schedule, may_part=True), sorted(seen))
+    return _checked(plan, made, name, taken)
+
+
+def _is_elementwise(plan: Plan, group: Group) -> bool:
+    """Whether a group may move as it is and computes single elements."""
+    if group.members or group.engine == "written" or not all(map(plan.index.is_pure, group.nodes)):
+        return False
+    nest = plan.nest(group)
+    return isinstance(nest, Nest) and not passes.is_reduction(nest) and not multiplies_matrices(nest)
 
 
 def _with_factors(plan: Plan, name: str, may_join: Callable[[Plan, Group], bool]) -> Plan:
@@ -251,10 +327,8 @@ def _with_factors(plan: Plan, name: str, may_join: Callable[[Plan, Group], bool]
 
 def _is_for(plan: Plan, name: str, readers: Collection[str]) -> bool:
     """Whether a group computes element by element what these groups alone read."""
-    group, nest = plan.group(name), plan.nest(plan.group(name))
     is_read = any(name in plan.producers(other) for other in plan.groups if other.name not in readers)
-    is_pointwise = isinstance(nest, Nest) and not passes.is_reduction(nest) and not multiplies_matrices(nest)
-    return is_pointwise and not is_read and not group.members and group.engine != "written"
+    return not is_read and _is_elementwise(plan, plan.group(name))
 
 
 def together(plan: Plan, names: Sequence[str]) -> Plan:
@@ -352,7 +426,7 @@ def _scheduled(plan: Plan, name: str, wanted: str, otherwise: str = "", *, may_p
     group = plan.group(name)
     nest = plan.nest(group)
     if isinstance(nest, Refusal):
-        raise IllegalMove(f"{name} cannot be one kernel: {nest.reason}")
+        raise (_TooLarge if nest.is_size else IllegalMove)(f"{name} cannot be one kernel: {nest.reason}")
     schedule = _choose(plan, nest, group, PIECES if may_part else wanted, wanted, otherwise)
     return plan.exchanged(replace(group, schedule=schedule.name)).ordered()
 
