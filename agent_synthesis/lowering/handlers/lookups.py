@@ -343,12 +343,6 @@ def _nll_loss_backward(
     return Symbol(tuple(out.shape), type_, at)
 
 
-@handles("upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d", "upsample_bicubic2d")
-def _upsample(_: Tracer, *__: Any, **___: Any) -> Symbol:
-    """PyTorch's own decomposition differs from its kernel where values are infinite."""
-    raise Refused("interpolation between elements is not lowered")
-
-
 # ---- by arithmetic on the index ------------------------------------------------------------------------
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from agent_synthesis.lowering.handlers.resampling import Uneven
 from agent_synthesis.nests.ir import AxisValue, Bound, Expression, Index, Type
 from agent_synthesis.nests.symbolic import (
     Fold,
@@ -213,16 +214,29 @@ def even_windows(x: torch.Tensor, out: torch.Tensor, rank: int) -> list[int]:
     return [data // outputs for data, outputs in pairs]
 
 
+def _is_even(x: torch.Tensor, out: torch.Tensor, rank: int) -> bool:
+    return not any(data % outputs for data, outputs in zip(x.shape[-rank:], out.shape[-rank:], strict=True))
+
+
 def _adaptive_max_pool(rank: int) -> Callable[..., list[Symbol]]:
     def handler(tracer: Tracer, out: Sequence[torch.Tensor], x: torch.Tensor, _: Any) -> list[Symbol]:
-        return _max_pool(rank)(tracer, out, x, even_windows(x, out[0], rank))
+        if _is_even(x, out[0], rank):
+            return _max_pool(rank)(tracer, out, x, even_windows(x, out[0], rank))
+
+        def place(_: Indices) -> Expression:
+            raise Refused("positions in windows that differ in size are not lowered")
+
+        extreme = Uneven(tracer, tracer.symbol(x), out[0].shape[out[0].dim() - rank :]).extreme()
+        return [_typed(extreme, type_of(out[0].dtype)), Symbol(tuple(out[1].shape), Type.I64, place)]
 
     return handler
 
 
 def _adaptive_average_pool(rank: int) -> Callable[..., Symbol]:
     def handler(tracer: Tracer, out: torch.Tensor, x: torch.Tensor, _: Any) -> Symbol:
-        return _average_pool(rank)(tracer, out, x, even_windows(x, out, rank))
+        if _is_even(x, out, rank):
+            return _average_pool(rank)(tracer, out, x, even_windows(x, out, rank))
+        return _typed(Uneven(tracer, tracer.symbol(x), out.shape[out.dim() - rank :]).mean(), type_of(out.dtype))
 
     return handler
 
