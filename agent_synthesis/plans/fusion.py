@@ -41,6 +41,9 @@ _MANY = 8
 """Producers that are taken in one by one, before several are at once."""
 _MOST_IN_VAIN = 8
 """Producers in a row that are computed again and stay: residual blocks would be followed back to the first."""
+_MOST_CALLS = 96
+"""Of a kernel that takes in all that fuses: a loop that is written out would be one that each of its steps has thought
+through again."""
 _FULL = 3
 """Producers that would make a kernel too large, after which no more are tried."""
 Way = Literal["moved", "again"]
@@ -135,6 +138,8 @@ def fused(plan: Plan, name: str, producer: str, ways: Sequence[Way] = WAYS) -> P
 
 
 def _joined(plan: Plan, name: str, producer: str, way: Way) -> Plan:
+    if len(plan.group(name).nodes) + len(plan.group(producer).nodes) > _MOST_CALLS:
+        raise IllegalMove(f"{name} would have more than {_MOST_CALLS} calls with {producer}")
     return _checked(plan, _fused(plan, name, producer, [way]), name, [producer])
 
 
@@ -272,12 +277,16 @@ def _with_many(plan: Plan, name: str, count: int, may_join: Callable[[Plan, Grou
         IllegalMove: there are fewer than two, or they are not one kernel together.
     """
     group, places, taken = plan.group(name), plan.partition.places, list[str]()
+    calls = len(group.nodes)
     ahead, seen = [(-places[each], each) for each in plan.producers(group)], {name, *plan.producers(group)}
     heapq.heapify(ahead)
     while ahead and len(taken) < count:
         other = plan.group(heapq.heappop(ahead)[1])
         if not (may_join(plan, other) and _is_elementwise(plan, other)):
             continue
+        calls += len(other.nodes)
+        if calls > _MOST_CALLS:
+            break
         taken.append(other.name)
         for each in plan.producers(other):
             if each not in seen:
