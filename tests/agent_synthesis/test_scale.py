@@ -16,7 +16,7 @@ from agent_synthesis import generator
 from agent_synthesis.graphs.graph_index import GraphIndex
 from agent_synthesis.lowering import forms, groups
 from agent_synthesis.nests.ir import Nest
-from agent_synthesis.plans import analysis, moves
+from agent_synthesis.plans import analysis, fusion, moves
 from agent_synthesis.plans.partition import Partition, touched
 from agent_synthesis.plans.plan import Plan, plan_zero
 from warpsmith.errors import IllegalMove
@@ -112,6 +112,49 @@ def test_equal_blocks_are_lowered_once(monkeypatch: pytest.MonkeyPatch) -> None:
             moves.legal(plan_of(blocks(count)))
         counts.append(len(traced))
     assert 0 < counts[0] == counts[1]
+
+
+class Recurrence(nn.Module):
+    """A loop that is written out, whose steps are read by one another and by the results."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        state, results = torch.zeros_like(x[:, 0]), []
+        for step in range(x.shape[1]):
+            state = torch.tanh(state * 0.5 + x[:, step]) - state
+            results.append(state.exp() * x[:, step])
+        return torch.stack(results, 1)
+
+
+class Chain(nn.Module):
+    """Sixty elements in a row."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for number in range(60):
+            x = x.sin() if number % 2 else x + number
+        return x
+
+
+@pytest.mark.parametrize(("module", "shape"), [(Recurrence(), (4, 16, 8)), (Chain(), (4, 8))])
+def test_a_long_kernel_is_thought_through_a_few_times(
+    module: nn.Module, shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of many calls that fuse, several are taken in at once, and no more than a kernel is to have."""
+    monkeypatch.setattr(groups, "_LOWERED", forms.FormMemory[Any](4096))
+    monkeypatch.setattr(fusion, "_MOST_CALLS", 64 if isinstance(module, Chain) else 16)
+    real, traced = groups._traced, list[int]()
+
+    def counted(index: GraphIndex, nodes: tuple[str, ...], outputs: tuple[str, ...]) -> Nest:
+        traced.append(len(nodes))
+        return real(index, nodes, outputs)
+
+    monkeypatch.setattr(groups, "_traced", counted)
+    plan = plan_zero(GraphIndex(capture(module, (torch.zeros(shape),))), task_pb2.TARGET_CUDA)
+    made = fusion.fused_with_all(plan, plan.groups[-1].name, ["moved"])
+    if isinstance(module, Chain):
+        assert len(made.groups) == 1
+        assert sum(count > 1 for count in traced) < 20
+    else:
+        assert max(traced) == 16
 
 
 @pytest.mark.parametrize("module", [blocks(3), InPlace().train(), nn.Sequential(nn.Softmax(1), nn.Softmax(1))])

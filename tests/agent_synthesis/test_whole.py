@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 import torch
 from torch import nn
 
 from agent_reasoning.roofline_reasoner import RooflineReasoner
 from agent_synthesis.generator import generate
+from agent_synthesis.graphs import decompositions
 from agent_synthesis.graphs.graph_index import GraphIndex
 from agent_synthesis.nests import interpreter, iteration_space
 from agent_synthesis.nests.analysis import stages
 from agent_synthesis.nests.analysis.apart import apart
 from agent_synthesis.plans import analysis, moves, whole
 from agent_synthesis.plans.plan import Plan, plan_zero, schedules_for
+from agent_synthesis.testing import Applied
 from warpsmith.errors import IllegalMove
 from warpsmith.graphs import aten
 from warpsmith.graphs.capture import capture
@@ -238,6 +242,50 @@ def test_counters_of_all_norms_are_one_kernel() -> None:
         (one,) = [group for group in counting if not plan.outputs(group)]
         assert len(one.nodes) == 3
     assert sum(step.HasField("launch") for step in generate(plan).steps) < 12
+
+
+class Parts(nn.Module):
+    """A pool over parts that lie beside each other, complex numbers and a recurrent network."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rnn = nn.GRU(8, 8, bidirectional=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.nn.functional.max_pool1d(torch.cat([x.relu(), x.tanh()], 1), 3, 2, ceil_mode=True)
+        y = torch.view_as_complex(x.unflatten(-1, (4, 2)).contiguous())
+        return self.rnn(torch.view_as_real(y * y.exp()).flatten(-2) + 1)[0] * 2
+
+
+def test_a_plan_is_computed_by_what_its_kernels_mean() -> None:
+    module, x = Parts(), torch.randn(4, 5, 16)
+    plan = moves.apply(zero(module, (4, 5, 16)), move())
+    sources = {**dict(module.named_parameters()), "x": x}
+    given = {each.name: sources[each.qualified_name or "x"].detach() for each in plan.index.graph.sources}
+    (found,) = interpreter.run_plan(plan, given)
+    torch.testing.assert_close(found, module(x))
+
+
+def test_a_decomposition_may_decline(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = zero(nn.Softplus(), (4, 8))
+    (node,) = plan.index.nodes
+    overload = aten.resolve(plan.index.nodes[node].target)
+    monkeypatch.setattr(decompositions, "decompositions", lambda: {overload: lambda *_, **__: NotImplemented})
+    assert decompositions.taken_apart(plan.index, node) is None
+
+
+def test_a_kernel_of_many_tensors_has_narrower_vectors() -> None:
+    """As many registers as a thread has hold two elements of sixty tensors, and not four."""
+
+    def total(x: torch.Tensor) -> torch.Tensor:
+        return functools.reduce(torch.add, x.unbind(0))
+
+    plan = plan_zero(GraphIndex(capture(Applied(total), (torch.zeros(60, 64, 64),))), TARGETS[1])
+    plan = moves.apply(
+        plan, analysis_pb2.Move(kind=analysis_pb2.MOVE_KIND_FUSE, group=plan.groups[-1].name, choice="*")
+    )
+    (group,) = plan.groups
+    assert group.settings.words()["vector_width"] == 2
 
 
 def test_a_plan_of_few_kernels_is_no_whole_plan() -> None:

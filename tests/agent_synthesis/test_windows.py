@@ -157,9 +157,17 @@ def test_a_global_pool_is_a_plain_reduction() -> None:
     assert not any(isinstance(reduction, Windowed) for reduction in nest.reductions)
 
 
-def test_adaptive_windows_of_several_sizes_are_refused() -> None:
-    _, refusal = lowered(pooled("adaptive_avg_pool2d", 5), torch.randn(2, 3, 8, 12))
-    assert refusal == Refusal("its windows differ in size")
+@pytest.mark.parametrize("name", ["adaptive_avg_pool2d", "adaptive_max_pool2d"])
+def test_adaptive_windows_may_differ_in_size(name: str) -> None:
+    x = image(2, 3, 8, 12, special=False)
+    x[0, 0, 3, 3] = torch.nan
+    for found, wanted in zip(interpreted(pooled(name, 5), x), expected(pooled(name, 5), x), strict=True):
+        torch.testing.assert_close(found, wanted, equal_nan=True)
+
+
+def test_places_in_windows_that_differ_in_size_are_refused() -> None:
+    _, refusal = lowered(pooled("adaptive_max_pool2d", 5, return_indices=True), torch.randn(2, 3, 8, 12))
+    assert refusal == Refusal("positions in windows that differ in size are not lowered")
 
 
 # ---- the schedule of processors ----------------------------------------------------------------------
