@@ -140,23 +140,6 @@ def test_a_draw_of_probability_zero_is_a_draw() -> None:
     assert [node.random for node in graph.nodes if "bernoulli" in node.target] == [True]
 
 
-class Spectrum(nn.Module):
-    """There and back: an inverse STFT looks at its window, but where it runs without data."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        window = torch.hann_window(16)
-        spectrum = torch.stft(x, 16, 4, window=window, return_complex=True)
-        return torch.istft(spectrum, 16, 4, window=window, length=40)
-
-
-def test_an_inverse_stft_is_captured() -> None:
-    x = torch.randn(2, 40)
-    graph = capture(Spectrum(), (x,))
-    assert graph.nodes[-1].target == "aten.istft.default"
-    (name,) = graph.outputs
-    torch.testing.assert_close(aten.interpret(graph, {graph.sources[0].name: x})[name], x)
-
-
 def test_composite_operations_stay_whole_and_graphs_repeat() -> None:
     graph = capture(Double(), (torch.rand(4, 5),))
     assert [node.target for node in graph.nodes] == ["aten.mul.Tensor", "aten.softmax.int"]

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from warpsmith.graphs import capture, dtypes, result_specs, training_step
+from warpsmith.graphs import aten, capture, dtypes, result_specs, training_step
 from warpsmith.v1 import graph_pb2
 
 OWN_DISPATCH = FakeTensorMode.dispatch
@@ -96,3 +96,20 @@ def test_statistics_of_16_bit_norms_are_what_the_device_leaves(name: str, device
     expected = on_gpu if device_type == "cuda" else torch.bfloat16
     assert [dtypes.to_torch(result.spec.dtype) for result in node.results[1:3]] == [expected, expected]
     assert FakeTensorMode.dispatch is OWN_DISPATCH
+
+
+class Spectrum(nn.Module):
+    """There and back: an inverse STFT looks at its window, but where it runs without data."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        window = torch.hann_window(16)
+        spectrum = torch.stft(x, 16, 4, window=window, return_complex=True)
+        return torch.istft(spectrum, 16, 4, window=window, length=40)
+
+
+def test_an_inverse_stft_is_captured() -> None:
+    x = torch.randn(2, 40)
+    graph = capture.capture(Spectrum(), (x,))
+    assert graph.nodes[-1].target == "aten.istft.default"
+    (name,) = graph.outputs
+    torch.testing.assert_close(aten.interpret(graph, {graph.sources[0].name: x})[name], x)
