@@ -49,8 +49,11 @@ def _sources(data: int, outputs: int, scale: float | None, align: bool, type_: T
     return at
 
 
-def _linear(data: int, source: Callable[[Index], Expression], type_: Type) -> list[_Tap]:
-    """The element before and the one behind; what lies before the first is the first."""
+def _linear(data: int, outputs: int, source: Callable[[Index], Expression], type_: Type) -> list[_Tap]:
+    """The element before and the one behind; what lies before the first is the first. Where there are as many as
+    before, both are the element itself: a neighbour may be infinite."""
+    if data == outputs:
+        return [(AxisValue, lambda _, share=share: literal(share, type_)) for share in (1.0, 0.0)]
 
     @functools.cache
     def real(place: Index) -> Expression:
@@ -71,7 +74,7 @@ def _linear(data: int, source: Callable[[Index], Expression], type_: Type) -> li
     return [(before, lambda place: op("sub", literal(1.0, type_), rest(place))), (behind, rest)]
 
 
-def _cubic(data: int, source: Callable[[Index], Expression], type_: Type) -> list[_Tap]:
+def _cubic(data: int, _: int, source: Callable[[Index], Expression], type_: Type) -> list[_Tap]:
     """Two elements before and two behind, each brought into the data."""
 
     @functools.cache
@@ -90,11 +93,10 @@ def _cubic(data: int, source: Callable[[Index], Expression], type_: Type) -> lis
             away = op("add", share, before) if number < 2 else op("sub", behind, share)
             near = number in (1, 2)
             powers = (_CUBIC + 2, -(_CUBIC + 3), 0.0, 1.0) if near else (_CUBIC, -5 * _CUBIC, 8 * _CUBIC, -4 * _CUBIC)
-            return functools.reduce(
-                lambda sum_, power: op("add", op("mul", sum_, away), literal(power, type_)),
-                powers[1:],
-                literal(powers[0], type_),
-            )
+            total: Expression = literal(powers[0], type_)
+            for power in powers[1:]:
+                total = op("add", op("mul", total, away), literal(power, type_))
+            return total
 
         return position, weight
 
@@ -108,14 +110,14 @@ def _interpolated(rank: int, taps_of: Callable[..., list[_Tap]]) -> Callable[...
         value, type_ = tracer.symbol(x), type_of(out.dtype)
         if not type_.is_float:
             raise Refused(f"interpolation of {type_.value} is not lowered")
-        given = [*scales, *named.values()]
+        given: Sequence[Any] = [*scales, *named.values()]
         given = given[0] if given and isinstance(given[0], list | tuple) else given
         lead, wide = out.dim() - rank, type_.compute
         factors = [*given] if any(given) else [None] * rank
         taps = []
         for dim, factor in zip(range(lead, out.dim()), factors, strict=True):
             source = _sources(x.shape[dim], out.shape[dim], factor, align, wide)
-            taps.append(taps_of(x.shape[dim], source, wide))
+            taps.append(taps_of(x.shape[dim], out.shape[dim], source, wide))
 
         def at(index: Indices) -> Expression:
             total = None
