@@ -253,8 +253,9 @@ class Parts(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = torch.nn.functional.max_pool1d(torch.cat([x.relu(), x.tanh()], 1), 3, 2, ceil_mode=True)
-        y = torch.view_as_complex(x.unflatten(-1, (4, 2)).contiguous())
-        return self.rnn(torch.view_as_real(y * y.exp()).flatten(-2) + 1)[0] * 2
+        y = torch.view_as_complex(x.reshape(*x.shape[:2], 4, 2))
+        result: torch.Tensor = self.rnn(torch.view_as_real(y * y.exp()).flatten(-2) + 1)[0] * 2
+        return result
 
 
 def test_a_plan_is_computed_by_what_its_kernels_mean() -> None:
