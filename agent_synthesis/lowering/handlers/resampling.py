@@ -53,7 +53,7 @@ def _linear(data: int, outputs: int, source: Callable[[Index], Expression], type
     """The element before and the one behind; what lies before the first is the first. Where there are as many as
     before, both are the element itself: a neighbour may be infinite."""
     if data == outputs:
-        return [(AxisValue, lambda _, share=share: literal(share, type_)) for share in (1.0, 0.0)]
+        return [(AxisValue, lambda _: literal(1.0, type_)), (AxisValue, lambda _: literal(0.0, type_))]
 
     @functools.cache
     def real(place: Index) -> Expression:
