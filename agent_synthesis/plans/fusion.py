@@ -308,7 +308,7 @@ def _is_elementwise(plan: Plan, group: Group) -> bool:
     if group.members or group.engine == "written" or not all(map(plan.index.is_pure, group.nodes)):
         return False
     nest = plan.nest(group)
-    return isinstance(nest, Nest) and not passes.is_reduction(nest) and not multiplies_matrices(nest)
+    return isinstance(nest, Nest) and not nest.reductions and not multiplies_matrices(nest)
 
 
 def _with_factors(plan: Plan, name: str, may_join: Callable[[Plan, Group], bool]) -> Plan:
