@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 
 from agent_synthesis.graphs.graph_index import GraphIndex
 from warpsmith.graphs import aten, dtypes, result_specs
@@ -105,8 +106,7 @@ class Draft:
         call = call_of(name, target, args, kwargs)
         if (laid_out := result_specs.SHAPES.get(aten.resolve(target))) is None:
             return self._add(call, results, aten.call(target, call.args, call.kwargs, self.meta, torch.device("meta")))
-        given = [self.meta(each.name) if isinstance(each, Named) else each for each in args]
-        named = {key: self.meta(each.name) if isinstance(each, Named) else each for key, each in kwargs.items()}
+        given, named = pytree.tree_map_only(Named, lambda each: self.meta(each.name), (args, kwargs))
         return self._add(call, results, laid_out(*given, **named))
 
     def into(self, name: str, target: str, of: Named, *args: Any, **kwargs: Any) -> Named:
