@@ -62,6 +62,18 @@ template <int kParts> struct WindowShape {
 constexpr int kTurnedColumns = 32;
 struct Turned {
   float sums[64][kTurnedColumns + 4];
+
+  // Takes a thread's own, of columns `begin` and further.
+  template <int kSums> WS_INLINE void take(const float (&own)[kSums], int begin) {
+    const int lane = threadIdx.x % 32, row = 16 * (threadIdx.x % 128 / 32) + lane / 4;
+#pragma unroll
+    for (int i = 0; i < kTurnedColumns / 8; ++i) {
+      const float* from = own + (begin / 8 + i) * 4;
+      const int column = 8 * i + 2 * (lane % 4);
+      *reinterpret_cast<Pack<float, 2>*>(&sums[row][column]) = {from[0], from[1]};
+      *reinterpret_cast<Pack<float, 2>*>(&sums[row + 8][column]) = {from[2], from[3]};
+    }
+  }
 };
 
 // `P`: the product's shape, whose rows are those of all tiles; `Window::shape()` says the rest.
@@ -424,13 +436,7 @@ WS_INLINE void finish_positions(const typename P::Tile& tile, int rank, int warp
 #pragma unroll
     for (int begin = 0; begin < P::kOwnColumns; begin += kTurnedColumns) {
       meet_warpgroup(warpgroup);
-#pragma unroll
-      for (int i = 0; i < kTurnedColumns / 8; ++i) {
-        const float* from = sums + (begin / 8 + i) * 4;
-        const int row = 16 * warp + lane / 4, column = 8 * i + 2 * (lane % 4);
-        *reinterpret_cast<Pack<float, 2>*>(&turned.sums[row][column]) = {from[0], from[1]};
-        *reinterpret_cast<Pack<float, 2>*>(&turned.sums[row + 8][column]) = {from[2], from[3]};
-      }
+      turned.take(sums, begin);
       meet_warpgroup(warpgroup);
 #pragma unroll
       for (int i = 0; i < kTurnedColumns / 8; ++i) {

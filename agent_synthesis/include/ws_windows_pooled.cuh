@@ -71,25 +71,19 @@ struct WindowTileEnd<P, Finish> {
       }
     }
     if (phase < P::kTurn - 1) return;
-    if constexpr (P::kTurn > 1) pool(tile, first_row, first_column, warpgroup, own_row, kept, shared, finish);
-    else pool(tile, first_row, first_column, warpgroup, own_row, sums, shared, finish);
+    if constexpr (P::kTurn > 1) pool(tile, first_row, first_column, warpgroup, kept, shared, finish);
+    else pool(tile, first_row, first_column, warpgroup, sums, shared, finish);
   }
 
-  static WS_INLINE void pool(const typename P::Tile& tile, int first_row, int first_column, int warpgroup, int own_row,
+  static WS_INLINE void pool(const typename P::Tile& tile, int first_row, int first_column, int warpgroup,
                              const float (&values)[P::kSums], typename P::Shared& shared, const Finish& finish) {
-    const int pair = warpgroup / 2, thread = threadIdx.x % 128 + warpgroup % 2 * 128, quarter = threadIdx.x % 4;
+    const int pair = warpgroup / 2, thread = threadIdx.x % 128 + warpgroup % 2 * 128;
     Turned* turned = shared.turned + 2 * pair;
     const typename P::Place place(first_row / kTileRows);
 #pragma unroll
     for (int begin = 0; begin < P::kOwnColumns; begin += kTurnedColumns) {
       meet_at<kPairThreads>(kPairBarrier + pair);
-#pragma unroll
-      for (int i = 0; i < kTurnedColumns / 8; ++i) {
-        const float* from = values + (begin / 8 + i) * 4;
-        const int column = 8 * i + 2 * quarter;
-        *reinterpret_cast<Pack<float, 2>*>(&turned[warpgroup % 2].sums[own_row][column]) = {from[0], from[1]};
-        *reinterpret_cast<Pack<float, 2>*>(&turned[warpgroup % 2].sums[own_row + 8][column]) = {from[2], from[3]};
-      }
+      turned[warpgroup % 2].take(values, begin);
       meet_at<kPairThreads>(kPairBarrier + pair);
       for (int item = thread; item < kWindows * kTurnedColumns; item += kPairThreads) {
         const int column = item / kWindows, n = first_column + begin + column;

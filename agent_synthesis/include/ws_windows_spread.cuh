@@ -70,13 +70,7 @@ struct WindowTileEnd<P, Finish> {
 #pragma unroll
     for (int begin = 0; begin < P::kOwnColumns; begin += kTurnedColumns) {
       meet_at<kPairThreads>(kPairBarrier + pair);
-#pragma unroll
-      for (int i = 0; i < kTurnedColumns / 8; ++i) {
-        const float* from = sums + (begin / 8 + i) * 4;
-        const int column = 8 * i + 2 * quarter;
-        *reinterpret_cast<Pack<float, 2>*>(&turned[warpgroup % 2].sums[own_row][column]) = {from[0], from[1]};
-        *reinterpret_cast<Pack<float, 2>*>(&turned[warpgroup % 2].sums[own_row + 8][column]) = {from[2], from[3]};
-      }
+      turned[warpgroup % 2].take(sums, begin);
       meet_at<kPairThreads>(kPairBarrier + pair);
       const int column = thread / kLanes, n = first_column + begin + column;
       const auto value = [&](int k) { return turned[k / (kOwnRows / 2)].sums[(part + kLanes * k) % 64][column]; };
